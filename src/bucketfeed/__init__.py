@@ -1,0 +1,1 @@
+"""Feed a PyTorch training loop from a bucket."""
