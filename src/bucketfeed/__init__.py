@@ -1,1 +1,81 @@
-"""Feed a PyTorch training loop from a bucket."""
+"""Feed a PyTorch training loop straight from a bucket: lazy, cached, in a resumable order.
+
+>>> import bucketfeed as bf
+>>> ds = bf.open_dataset("s3://bucket/train/")
+>>> for batch in bf.Loader(ds, batch_size=64, shuffle=True): ...
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from bucketfeed import errors as errors
+    from bucketfeed.cache.disk import DiskCache as DiskCache
+    from bucketfeed.cache.reader import CachedReader as CachedReader
+    from bucketfeed.data.collate import default_collate as default_collate
+    from bucketfeed.data.dataset import MapDataset as MapDataset
+    from bucketfeed.data.dataset import open_dataset as open_dataset
+    from bucketfeed.data.dataset import order_hash as order_hash
+    from bucketfeed.data.loader import Loader as Loader
+    from bucketfeed.data.random import rng as rng
+    from bucketfeed.data.stats import Stats as Stats
+    from bucketfeed.data.stream import StreamDataset as StreamDataset
+    from bucketfeed.formats import decoders as decoders
+    from bucketfeed.formats.index import Index as Index
+    from bucketfeed.formats.index import build_index as build_index
+    from bucketfeed.sampling.cursor import Cursor as Cursor
+    from bucketfeed.sampling.division import Division as Division
+    from bucketfeed.sampling.order import Order as Order
+    from bucketfeed.sampling.topology import Topology as Topology
+    from bucketfeed.store.manifest import Manifest as Manifest
+    from bucketfeed.store.ranges import Range as Range
+    from bucketfeed.store.ranges import RangeReader as RangeReader
+    from bucketfeed.store.readers import open_reader as open_reader
+
+# Where each public name lives. Loaded when first touched, so that `import bucketfeed` loads no torch.
+_HOME = {
+    "CachedReader": "cache.reader",
+    "Cursor": "sampling.cursor",
+    "DiskCache": "cache.disk",
+    "Division": "sampling.division",
+    "Index": "formats.index",
+    "Loader": "data.loader",
+    "Manifest": "store.manifest",
+    "MapDataset": "data.dataset",
+    "Order": "sampling.order",
+    "Range": "store.ranges",
+    "RangeReader": "store.ranges",
+    "Stats": "data.stats",
+    "StreamDataset": "data.stream",
+    "Topology": "sampling.topology",
+    "build_index": "formats.index",
+    "decoders": "formats",
+    "default_collate": "data.collate",
+    "errors": "",
+    "open_dataset": "data.dataset",
+    "open_reader": "store.readers",
+    "order_hash": "data.dataset",
+    "rng": "data.random",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'bucketfeed' has no attribute {name!r}")
+    home = f"bucketfeed.{_HOME[name]}".rstrip(".")
+    if name in ("decoders", "errors"):  # modules themselves
+        value: Any = importlib.import_module(f"{home}.{name}")
+    else:
+        value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,47 @@
+"""From the bytes of a batch to the batch: parse, decode, collate, pin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bucketfeed.data.dataset import MapDataset
+from bucketfeed.data.plan import BatchPlan
+from bucketfeed.data.random import sample_rng
+from bucketfeed.store.ranges import Buffer
+
+Collate = Callable[[Sequence[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembler:
+    """Builds one batch in the calling thread."""
+
+    dataset: MapDataset
+    collate: Collate
+    seed: int
+    pin_memory: bool = False
+
+    def __call__(self, plan: BatchPlan, buffers: list[Buffer]) -> Any:
+        """Return the batch of `plan`; `buffers` are the bytes of its samples, in order."""
+        samples = []
+        for item, buffer in zip(plan.samples.tolist(), buffers, strict=True):
+            with sample_rng(self.seed, plan.epoch, item):
+                samples.append(self.dataset.build(item, buffer))
+        batch = self.collate(samples)
+        return pinned(batch) if self.pin_memory else batch
+
+
+def pinned(batch: Any) -> Any:
+    """Return `batch` with its tensors in page-locked memory, ready for asynchronous copies to the GPU."""
+    if isinstance(batch, torch.Tensor):
+        return batch.pin_memory()
+    if isinstance(batch, dict):
+        return {name: pinned(value) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        values = [pinned(value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+    return batch

@@ -1,0 +1,86 @@
+"""Where a loader's batches come from: the threads of this process, or worker processes (`workers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bucketfeed.data.assemble import Assembler
+from bucketfeed.data.pipeline import Pipeline
+from bucketfeed.data.plan import BatchPlan, Plan
+from bucketfeed.store.ranges import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A batch as the loop gets it: how many samples, the global position once it is done, what a worker counted."""
+
+    batch: Any
+    samples: int
+    consumed: int
+    counts: Counts = field(default_factory=Counts)
+
+
+class Feed(Protocol):
+    """An endless iterator of batches, from wherever it was last started."""
+
+    def start(self, epoch: int, position: int) -> None:
+        """Begin at `position` of `epoch` and go on into the epochs after it."""
+        ...
+
+    def __next__(self) -> Taken:
+        """Return the next batch, or raise the error met in making it."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """All that making batches needs, as values that cross a process."""
+
+    assembler: Assembler
+    plan: Plan
+    read_ahead_bytes: int
+    num_threads: int
+
+    def pipeline(self, plans: Iterator[BatchPlan], assemble: Callable[..., Any]) -> Pipeline:
+        """Return a pipeline over `plans`, in this process."""
+        dataset = self.assembler.dataset
+        return Pipeline(
+            plans,
+            dataset.index,
+            self.plan.chunks,
+            dataset.reader,
+            assemble,
+            read_ahead_bytes=self.read_ahead_bytes,
+            num_threads=self.num_threads,
+        )
+
+
+class ThreadFeed:
+    """Batches made by threads of this process."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._pipeline: Pipeline | None = None
+
+    def start(self, epoch: int, position: int) -> None:
+        """Begin at `position` of `epoch`."""
+        self.close()
+        self._pipeline = self._task.pipeline(self._task.plan.batches(epoch, position), self._task.assembler)
+
+    def __next__(self) -> Taken:
+        """Return the next batch."""
+        assert self._pipeline is not None
+        plan, batch = next(self._pipeline)
+        return Taken(batch, len(plan.samples), plan.consumed)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None

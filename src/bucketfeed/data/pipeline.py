@@ -1,0 +1,293 @@
+"""Reads ahead along a plan with threads and hands out finished batches in order, within a bound of bytes.
+
+Three stages: the plan says what comes; fetching threads open chunks (or read single samples) in that order, as
+many as `read_ahead_bytes` allows; decoding threads build whole batches, a few ahead of the loop. A chunk is held
+from its first use to its last one in this epoch: as an open cache file where there is a cache, else in memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from bucketfeed.cache.disk import AnyExtent
+from bucketfeed.cache.reader import open_extent
+from bucketfeed.data.plan import BatchPlan
+from bucketfeed.formats.index import Chunks, Index
+from bucketfeed.store.ranges import Buffer, Range, RangeReader
+
+_log = logging.getLogger(__name__)
+
+# Each held chunk is an open file where there is a cache: stay far below the usual limit of 1,024 a process.
+_MAX_CHUNKS = 256
+_MAX_PLANNED = 512  # batches: bounds the plan itself where samples are tiny
+_FETCHING_BYTES = 64 << 20  # in flight at a time; 16 chunks of 4 MiB were best (docs/decisions/0002)
+_SAY_SECONDS = 60.0  # a loop that waits this long is told what for
+
+Assemble = Callable[[BatchPlan, list[Buffer]], Any]
+
+
+Key = tuple[int, int, int]  # epoch, chunk, stream
+
+
+class _Chunk:
+    """A chunk that is being read or held, and how many admitted batches still want it."""
+
+    __slots__ = ("extent", "final", "key", "range", "users", "waiting")
+
+    def __init__(self, key: Key, range: Range) -> None:
+        self.key = key
+        self.range = range
+        self.extent: AnyExtent | None = None
+        self.waiting: list[_Job] = []
+        self.users = 0
+        self.final = False  # no batch after those admitted wants it
+
+
+class _Job:
+    """A planned batch on its way. Each of its samples lies in a chunk (by key), or is read by itself (None)."""
+
+    __slots__ = ("chunks", "exact", "exact_bytes", "future", "keys", "missing", "plan", "ranges", "started")
+
+    def __init__(self, plan: BatchPlan, ranges: list[Range], keys: list[Key | None]) -> None:
+        self.plan = plan
+        self.ranges = ranges
+        self.keys = keys
+        self.exact_bytes = sum(r.length for r, key in zip(ranges, keys, strict=True) if key is None)
+        self.exact: list[Buffer] = []
+        self.chunks: dict[Key, _Chunk] = {}
+        self.missing = 0
+        self.started = False
+        self.future: Future[Any] = Future()
+
+
+class Pipeline:
+    """An iterator of (plan, batch). Use from one thread; `close` (or dropping it) ends the reading ahead."""
+
+    def __init__(
+        self,
+        plans: Iterator[BatchPlan],
+        index: Index,
+        chunks: Chunks,
+        reader: RangeReader,
+        assemble: Assemble,
+        *,
+        read_ahead_bytes: int,
+        num_threads: int,
+    ) -> None:
+        self._plans = plans
+        self._index = index
+        self._chunks = chunks
+        self._reader = reader
+        self._assemble = assemble
+        self._budget = read_ahead_bytes
+        self._batches_ahead = num_threads + 2
+        self._single = isinstance(chunks.counts, int)
+        mean = max(1, index.manifest.total_bytes // max(1, len(chunks)))
+        fetchers = 8 if self._single else min(64, max(8, _FETCHING_BYTES // mean))
+        self._fetchers = ThreadPoolExecutor(fetchers, thread_name_prefix="bucketfeed-fetch")
+        self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="bucketfeed-decode")
+        # Reentrant: a future that is done already runs its callback in the thread that adds it.
+        self._lock = threading.RLock()
+        self._jobs: deque[_Job] = deque()
+        self._next: _Job | None = None
+        self._held: dict[Key, _Chunk] = {}
+        self._ends: list[tuple[int, int, Key]] = []  # a heap of (epoch, last position, chunk)
+        self._held_bytes = 0
+        self._closed = False
+
+    def __iter__(self) -> Pipeline:
+        return self
+
+    def __next__(self) -> tuple[BatchPlan, Any]:
+        """Return the next batch of the plan, or raise what its reading or decoding raised."""
+        with self._lock:
+            self._pump()
+            if not self._jobs or self._closed:
+                raise StopIteration
+            job = self._jobs[0]
+        while not wait([job.future], timeout=_SAY_SECONDS).done:
+            _log.warning("still waiting for batch %d of epoch %d: %s", job.plan.number, job.plan.epoch, _why(job))
+        with self._lock:
+            self._jobs.popleft()
+            self._pump()
+        return job.plan, job.future.result()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next batch is not finished yet."""
+        with self._lock:
+            return not self._jobs or not self._jobs[0].future.done()
+
+    def close(self) -> None:
+        """Stop reading ahead; requests under way end by themselves and their bytes are dropped."""
+        with self._lock:
+            self._closed = True
+            idle = [chunk for chunk in self._held.values() if not chunk.users]
+            for chunk in idle:
+                self._release(chunk)
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.close()
+
+    # -- planning: all of this runs under the lock
+
+    def _pump(self) -> None:
+        """Admit planned batches while there is room, and start building those that are next and have arrived."""
+        while not self._closed and len(self._jobs) < _MAX_PLANNED:
+            if self._next is None:
+                plan = next(self._plans, None)
+                if plan is None:
+                    break
+                self._next = self._job(plan)
+            job = self._next
+            new = {key for key in job.keys if key is not None and key not in self._held}
+            cost = job.exact_bytes + sum(self._chunks.size(key[1]) for key in new)
+            full = self._held_bytes + cost > self._budget or len(self._held) + len(new) > _MAX_CHUNKS
+            # The batch that the loop waits for is always admitted: a bound too small slows, it never stops.
+            if full and self._jobs:
+                break
+            self._next = None
+            self._admit(job, cost)
+        for number, job in enumerate(self._jobs):
+            if number >= self._batches_ahead:
+                break
+            if not job.missing and not job.started and not self._closed:
+                job.started = True
+                self._decoders.submit(self._build, job)
+
+    def _job(self, plan: BatchPlan) -> _Job:
+        rows = zip(*(column.tolist() for column in self._index.locate(plan.samples)), strict=True)
+        manifest = self._index.manifest
+        ranges = [manifest.range(shard, start, start + length) for shard, start, length in rows]
+        keys: list[Key | None] = [None] * len(ranges)
+        if not self._single:
+            # A chunk of one sample is read by itself: nothing would share its being held.
+            shared = (np.asarray(self._chunks.counts)[plan.chunks] > 1).tolist()
+            for place, (chunk, stream) in enumerate(zip(plan.chunks.tolist(), plan.streams.tolist(), strict=True)):
+                if shared[place]:
+                    keys[place] = (plan.epoch, chunk, stream)
+        return _Job(plan, ranges, keys)
+
+    def _admit(self, job: _Job, cost: int) -> None:
+        self._jobs.append(job)
+        self._held_bytes += cost
+        for key, last in zip(job.keys, job.plan.last.tolist(), strict=True):
+            if key is None or key in job.chunks:
+                continue
+            chunk = self._held.get(key)
+            if chunk is None:
+                chunk = self._held[key] = _Chunk(key, self._chunks.range(key[1]))
+                heapq.heappush(self._ends, (key[0], last, key))
+                self._fetchers.submit(self._open, chunk)
+            job.chunks[key] = chunk
+            chunk.users += 1
+            if chunk.extent is None:
+                chunk.waiting.append(job)
+                job.missing += 1
+        exact = [range for range, key in zip(job.ranges, job.keys, strict=True) if key is None]
+        if exact:
+            job.missing += 1
+            self._fetchers.submit(self._read_exact, job, exact)
+        while self._ends and self._ends[0][:2] <= (job.plan.epoch, job.plan.end):
+            _, _, key = heapq.heappop(self._ends)
+            if (done := self._held.get(key)) is not None:
+                done.final = True
+                self._release_if_done(done)
+
+    def _release_if_done(self, chunk: _Chunk) -> None:
+        if not chunk.users and (chunk.final or self._closed):
+            self._release(chunk)
+
+    def _release(self, chunk: _Chunk) -> None:
+        if self._held.get(chunk.key) is chunk:
+            del self._held[chunk.key]
+            self._held_bytes -= chunk.range.length
+        if chunk.extent is not None:
+            chunk.extent.close()
+
+    def _let_go(self, job: _Job) -> None:
+        """Drop all that `job` holds: it is built, or has failed."""
+        self._held_bytes -= job.exact_bytes
+        job.exact_bytes, job.exact = 0, []
+        for chunk in job.chunks.values():
+            chunk.users -= 1
+            self._release_if_done(chunk)
+        job.chunks = {}
+
+    # -- fetching: in the fetchers' threads
+
+    def _open(self, chunk: _Chunk) -> None:
+        try:
+            chunk.extent = open_extent(self._reader, chunk.range)
+            error = None
+        except BaseException as e:
+            error = e
+        with self._lock:
+            waiting, chunk.waiting = chunk.waiting, []
+            if error is not None:
+                self._release(chunk)  # a later batch that wants it tries again
+            for job in waiting:
+                self._arrived(job, error)
+            if self._closed:
+                self._release_if_done(chunk)
+            self._pump()
+
+    def _read_exact(self, job: _Job, ranges: list[Range]) -> None:
+        try:
+            job.exact = self._reader.read(ranges)
+            error = None
+        except BaseException as e:
+            error = e
+        with self._lock:
+            self._arrived(job, error)
+            self._pump()
+
+    def _arrived(self, job: _Job, error: BaseException | None) -> None:
+        job.missing -= 1
+        if error is not None and not job.future.done():
+            job.started = True
+            self._let_go(job)
+            job.future.set_exception(error)
+
+    # -- decoding: in the decoders' threads
+
+    def _build(self, job: _Job) -> None:
+        result, error = None, None
+        try:
+            result = self._assemble(job.plan, self._buffers(job))
+        except BaseException as e:
+            error = e
+        with self._lock:
+            self._let_go(job)
+            self._pump()
+        # Last, so that the loop finds room made and the next batch begun.
+        if error is None:
+            job.future.set_result(result)
+        else:
+            job.future.set_exception(error)
+
+    def _buffers(self, job: _Job) -> list[Buffer]:
+        exact = iter(job.exact)
+        buffers: list[Buffer] = []
+        for key, range in zip(job.keys, job.ranges, strict=True):
+            extent = None if key is None else job.chunks[key].extent
+            buffers.append(next(exact) if extent is None else extent.read(range.start, range.stop))
+        return buffers
+
+
+def _why(job: _Job) -> str:
+    waiting = [str(chunk.range) for chunk in list(job.chunks.values()) if chunk.extent is None]
+    if waiting:
+        return f"reading {', '.join(waiting[:3])}" + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
+    return "decoding" if not job.missing else "reading its samples"

@@ -1,0 +1,161 @@
+"""Batches built by worker processes: each runs the reading-ahead of `pipeline` on every n-th batch of the plan.
+
+Workers start by forkserver (obstore's threads do not survive a fork) and live as long as the loader. Batches come
+back as bytes through a pipe, not through /dev/shm, which is 64 MiB in many containers.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import multiprocessing
+import pickle
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import SynchronizedArray
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from bucketfeed.data.assemble import Assembler
+from bucketfeed.data.feed import Taken, Task
+from bucketfeed.data.plan import BatchPlan
+from bucketfeed.errors import BucketfeedError
+
+_PREFETCH = 2  # batches a worker has finished before they are asked for; the pipeline itself reads further ahead
+
+
+class WorkerFeed:
+    """An iterator of `Taken` over worker processes, in the order of the plan."""
+
+    def __init__(self, task: Task, num_workers: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["bucketfeed.data.workers"])
+        self._start = context.Array("q", 2)
+        self._loader = DataLoader(
+            _WorkerStream(cloudpickle.dumps(task), self._start),
+            batch_size=None,
+            num_workers=num_workers,
+            multiprocessing_context=context,
+            persistent_workers=True,
+            prefetch_factor=_PREFETCH,
+        )
+        self._batches: Iterator[bytes] = iter(())
+
+    def start(self, epoch: int, position: int) -> None:
+        """Begin at `position` of `epoch`, in the workers that are there already where there are any."""
+        with self._start.get_lock():
+            self._start[:] = [epoch, position]
+        with _main_module_hidden():
+            self._batches = iter(self._loader)
+
+    def __next__(self) -> Taken:
+        """Return the next batch, or raise the error that its worker met, with its own type."""
+        taken = pickle.loads(next(self._batches))
+        if isinstance(taken, BucketfeedError):
+            raise taken
+        assert isinstance(taken, Taken)
+        return taken
+
+    def close(self) -> None:
+        """End the workers."""
+        self._batches = iter(())
+        iterator, self._loader._iterator = self._loader._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+class _WorkerStream(IterableDataset[bytes]):
+    """The dataset inside a worker: endless pickled batches from the start that the loader last set."""
+
+    def __init__(self, payload: bytes, start: SynchronizedArray[int]) -> None:
+        self._payload = payload
+        self._start = start
+        self._task: Task | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._task is None:
+            self._task = cloudpickle.loads(self._payload)
+            self._payload = b""
+        task = self._task
+        worker = get_worker_info()
+        assert task is not None
+        assert worker is not None
+        epoch, position = self._start[:]
+        plans = itertools.islice(task.plan.batches(epoch, position), worker.id, None, worker.num_workers)
+        counter = task.assembler.dataset.reader.counter
+        pipeline = task.pipeline(plans, _Seeded(task.assembler))
+        counted = counter.counts()
+        try:
+            while True:
+                try:
+                    plan, batch = next(pipeline)
+                except StopIteration:
+                    return
+                except BucketfeedError as e:
+                    yield pickle.dumps(e)
+                    continue
+                now = counter.counts()
+                yield _dumps(Taken(batch, len(plan.samples), plan.consumed, now - counted))
+                counted = now
+        finally:
+            pipeline.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seeded:
+    """Seeds the process's global generators for each batch, so that augmentations repeat neither by worker nor epoch.
+
+    Deterministic with one decoding thread, the default in workers; `bucketfeed.rng` is so with any number.
+    """
+
+    assembler: Assembler
+
+    def __call__(self, plan: BatchPlan, buffers: list[Any]) -> Any:
+        words = np.random.SeedSequence((self.assembler.seed, plan.epoch, int(plan.samples[0]))).generate_state(3)
+        random.seed(int(words[0]))
+        np.random.seed(words[1])
+        torch.manual_seed(int(words[2]))
+        return self.assembler(plan, buffers)
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep the workers from importing the user's script: what they need of it travels by value.
+
+    So a script without `if __name__ == "__main__"` works, and a notebook too.
+    """
+    main = sys.modules["__main__"]
+    kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    main.__spec__ = None
+    main.__dict__.pop("__file__", None)
+    try:
+        yield
+    finally:
+        vars(main).update(kept)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as their bytes: torch's own way makes a zip archive of each."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided:
+            raw = obj.detach().contiguous()
+            return _tensor, (raw.flatten().view(torch.uint8).numpy(), raw.dtype, tuple(raw.shape))
+        return NotImplemented
+
+
+def _tensor(raw: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+
+def _dumps(value: Any) -> bytes:
+    out = io.BytesIO()
+    _Pickler(out, protocol=5).dump(value)
+    return out.getvalue()
