@@ -1,0 +1,1 @@
+"""Measurements of bucketfeed beside its peers, on data and a store that this folder makes itself."""

@@ -1,0 +1,142 @@
+"""Turns the runs into a table: medians, spread, and each contestant's ratio to bucketfeed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.material import Size
+
+PACKAGES = ("bucketfeed", "torch", "obstore", "s3fs", "boto3", "numpy", "webdataset", "litdata")
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers depend on: processor, memory, kernel, versions, commit."""
+    return {
+        "processor": _first("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _first("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def table(results: dict[str, Any], size: Size) -> str:
+    """Return all results as Markdown."""
+    about = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    lines = [
+        "# Loading",
+        "",
+        f"{size.samples:,} samples of {size.image_bytes:,} bytes, {results['latency_ms']:g} ms to the first byte of "
+        "each answer (s3serve, loopback), batches of 64, shuffled, undecoded. Medians of the rounds "
+        "(lowest to highest).",
+        "",
+        f"{about['processor']}, {about['cores']} cores, {about['memory']}, Linux {about['kernel']}, "
+        f"Python {about['python']}, {versions}, commit {about['commit']}.",
+        "",
+    ]
+    names = list(dict.fromkeys(run["contestant"] for run in results.get("runs", [])))
+    for title, number in (("Cold: the first epoch", 1), ("Warm: the second epoch of the same process", 2)):
+        lines += [f"## {title}", "", *_epoch_table(results["runs"], names, number), ""]
+    lines += ["## Contestants", "", *(f"- **{name}**: {CONTESTANTS[name].__doc__}" for name in names), ""]
+    failures = [run for run in results["runs"] if "failed" in run]
+    lines += [f"- failed: {run['contestant']}, round {run['round']}: {run['failed']}" for run in failures]
+    if "memory" in results:
+        lines += ["## Memory", "", *(f"- {text}" for text in results["memory"]["texts"]), ""]
+    return "\n".join(lines)
+
+
+def line(run: dict[str, Any]) -> str:
+    """Return one run in short."""
+    if "failed" in run:
+        return f"failed: {run['failed']}"
+    return ", ".join(
+        [f"opened in {run['open_seconds']:.2f} s"]
+        + [
+            f"epoch {e['epoch']}: {_rate(e):,.0f} samples/s, first batch {_first_batch(e):.2f} s, "
+            f"{e['peak_pss'] / 1e6:.0f} MB"
+            for e in run["epochs"]
+        ]
+    )
+
+
+def _rate(epoch: dict[str, Any]) -> float:
+    return float(epoch["samples"] / epoch["seconds"])
+
+
+def _first_batch(epoch: dict[str, Any]) -> float:
+    return float(epoch["first_batch_seconds"] or 0)
+
+
+# column title, value of an epoch, its format
+_COLUMNS: list[tuple[str, Callable[[dict[str, Any]], float], str]] = [
+    ("samples/s", _rate, ",.0f"),
+    ("first batch, s", _first_batch, ".2f"),
+    ("peak PSS, MB", lambda e: e["peak_pss"] / 1e6, ",.0f"),
+    ("requests a sample", lambda e: e["requests"] / max(1, e["samples"]), ".3f"),
+    ("bytes fetched per byte given", lambda e: e["bytes_fetched"] / max(1, e["bytes"]), ".3f"),
+    ("CPU-s/GB", lambda e: e["cpu_seconds"] / max(1, e["bytes"]) * 1e9, ".2f"),
+    ("samples", lambda e: e["samples"], ",.0f"),
+]
+
+
+def _epoch_table(runs: list[dict[str, Any]], names: list[str], number: int) -> list[str]:
+    epochs = {
+        name: [e for run in runs if run["contestant"] == name for e in run.get("epochs", []) if e["epoch"] == number]
+        for name in names
+    }
+    epochs = {name: found for name, found in epochs.items() if found}
+    ours = epochs.get("bucketfeed")
+    lines = [
+        "| | " + " | ".join(title for title, _, _ in _COLUMNS) + " | bucketfeed is |",
+        "|---" * (len(_COLUMNS) + 2) + "|",
+    ]
+    for name, found in epochs.items():
+        cells = [_spread([value(e) for e in found], shown) for _, value, shown in _COLUMNS]
+        ratio = f"{median(map(_rate, ours)) / median(map(_rate, found)):.2f}x" if ours else ""
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} |")
+    return lines
+
+
+def _spread(values: list[float], shown: str) -> str:
+    low, middle, high = (format(v, shown) for v in (min(values), median(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _first(path: str, name: str) -> str:
+    for text in Path(path).read_text().splitlines():
+        key, _, value = text.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except OSError:
+        return "unknown"
+    return told.stdout.strip() or "unknown"
