@@ -22,7 +22,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": _first("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
-        "memory": _first("/proc/meminfo", "MemTotal"),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -41,16 +41,18 @@ def table(results: dict[str, Any], size: Size) -> str:
         "each answer (s3serve, loopback), batches of 64, shuffled, undecoded. Medians of the rounds "
         "(lowest to highest).",
         "",
-        f"{about['processor']}, {about['cores']} cores, {about['memory']}, Linux {about['kernel']}, "
+        f"{about['processor']}, {about['cores']} cores, {about['memory_gb']} GB, Linux {about['kernel']}, "
         f"Python {about['python']}, {versions}, commit {about['commit']}.",
         "",
     ]
     names = list(dict.fromkeys(run["contestant"] for run in results.get("runs", [])))
     for title, number in (("Cold: the first epoch", 1), ("Warm: the second epoch of the same process", 2)):
         lines += [f"## {title}", "", *_epoch_table(results["runs"], names, number), ""]
-    lines += ["## Contestants", "", *(f"- **{name}**: {CONTESTANTS[name].__doc__}" for name in names), ""]
-    failures = [run for run in results["runs"] if "failed" in run]
-    lines += [f"- failed: {run['contestant']}, round {run['round']}: {run['failed']}" for run in failures]
+    lines += ["## Contestants", ""]
+    for name in names:
+        runs = [run for run in results["runs"] if run["contestant"] == name]
+        lines.append(f"- **{name}**: {CONTESTANTS[name].__doc__}{_opening(runs)}")
+    lines.append("")
     if "memory" in results:
         lines += ["## Memory", "", *(f"- {text}" for text in results["memory"]["texts"]), ""]
     return "\n".join(lines)
@@ -88,6 +90,16 @@ _COLUMNS: list[tuple[str, Callable[[dict[str, Any]], float], str]] = [
     ("CPU-s/GB", lambda e: e["cpu_seconds"] / max(1, e["bytes"]) * 1e9, ".2f"),
     ("samples", lambda e: e["samples"], ",.0f"),
 ]
+
+
+def _opening(runs: list[dict[str, Any]]) -> str:
+    opened = [run for run in runs if "failed" not in run]
+    texts = [f" Failed in round {run['round']}: {run['failed'].splitlines()[-1]}." for run in runs if "failed" in run]
+    if opened:
+        seconds = _spread([run["open_seconds"] for run in opened], ".2f")
+        requests = _spread([run["open_requests"] for run in opened], ",.0f")
+        texts.append(f" Opened (with its imports) in {seconds} s by {requests} requests.")
+    return "".join(texts)
 
 
 def _epoch_table(runs: list[dict[str, Any]], names: list[str], number: int) -> list[str]:
