@@ -35,9 +35,8 @@ format: $(STAMP)  ## rewrite the style faults that ruff can mend
 bench: $(BENCH)  ## measure against WebDataset and LitData (ARGS="--help" tells the options)
 	$(PY) -m benchmarks.run $(ARGS)
 
-docs: $(STAMP)  ## run every example in README.md and in the docstrings
-	$(PY) -m pytest tests/test_readme.py
-	$(PY) -m pytest --doctest-modules src
+docs: $(STAMP)  ## run every example of README.md and follow the links between the documents
+	$(PY) -m pytest tests/test_readme.py tests/test_house.py -k "readme or documents"
 
 clean:  ## remove .venv and everything that was made here
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
