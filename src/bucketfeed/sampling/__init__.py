@@ -1,0 +1,1 @@
+"""Which sample comes next: order, division among ranks, cursor. Pure arithmetic."""
