@@ -46,11 +46,11 @@ class Cursor:
                 f"not a loader state of version {VERSION}: version is {found!r}; pass what state_dict() of this "
                 "version of bucketfeed returned"
             )
-        types = {"fingerprint": str, "shuffle": bool}
+        types: dict[str, type] = {"fingerprint": str, "shuffle": bool}
         for field in fields(cls):
             value = state.get(field.name)
             wanted = types.get(field.name, int)
-            if type(value) is not wanted or (wanted is int and value < 0):
+            if type(value) is not wanted or (isinstance(value, int) and value < 0):
                 raise ResumeError(
                     f"broken loader state: {field.name} is {value!r}, which is no {wanted.__name__} that "
                     "state_dict() writes"

@@ -78,7 +78,8 @@ class Order:
         if self.shuffle:
             keys = bijection.mixed(self._inner_key ^ chunk.astype(np.uint64))
             offset = bijection.permuted(offset, self._counts[chunk], keys)
-        return self._first[chunk] + offset
+        samples: Ints = self._first[chunk] + offset
+        return samples
 
     def leases(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Return, for each position: the chunk it reads, the stream that reads it, and until when.

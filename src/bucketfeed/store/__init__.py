@@ -1,0 +1,1 @@
+"""From objects to bytes: manifests, range readers, retries. Knows nothing of samples."""

@@ -78,6 +78,11 @@ class RangeReader(Protocol):
         """Where this reader counts what it does."""
         ...
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the objects lie on this machine, so that a cache would only copy them."""
+        ...
+
     def read(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Return the bytes of each range, in the order asked, each exactly `stop - start` long.
 

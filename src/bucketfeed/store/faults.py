@@ -1,0 +1,176 @@
+"""Foreign errors, told apart and turned into ours: the one edge where that happens."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+
+from bucketfeed.errors import (
+    AccessError,
+    BucketfeedError,
+    ConfigError,
+    NotFoundError,
+    ObjectChangedError,
+    ReadError,
+)
+
+
+class Fault(enum.Enum):
+    """What kind of failure an error is."""
+
+    MISSING = enum.auto()
+    REFUSED = enum.auto()
+    CHANGED = enum.auto()
+    ARCHIVED = enum.auto()
+    PASSING = enum.auto()  # worth another try
+    LASTING = enum.auto()
+
+
+class ShortBodyError(Exception):
+    """A reply that ended before its range did."""
+
+
+_BY_CODE = {
+    "NoSuchBucket": Fault.MISSING,
+    "NoSuchKey": Fault.MISSING,
+    "NotFound": Fault.MISSING,
+    "PreconditionFailed": Fault.CHANGED,
+    "InvalidRange": Fault.CHANGED,  # shorter than the manifest says
+    "InvalidObjectState": Fault.ARCHIVED,
+    "AccessDenied": Fault.REFUSED,
+    "ExpiredToken": Fault.REFUSED,
+    "ExpiredTokenException": Fault.REFUSED,
+    "InvalidAccessKeyId": Fault.REFUSED,
+    "InvalidToken": Fault.REFUSED,
+    "SignatureDoesNotMatch": Fault.REFUSED,
+    "RequestTimeTooSkewed": Fault.REFUSED,
+    "RequestTimeout": Fault.PASSING,
+    "SlowDown": Fault.PASSING,
+    "InternalError": Fault.PASSING,
+    "ServiceUnavailable": Fault.PASSING,
+    "PermanentRedirect": Fault.LASTING,
+    "AuthorizationHeaderMalformed": Fault.LASTING,
+}
+_BY_STATUS = {
+    401: Fault.REFUSED,
+    403: Fault.REFUSED,
+    404: Fault.MISSING,
+    408: Fault.PASSING,
+    412: Fault.CHANGED,
+    416: Fault.CHANGED,
+    429: Fault.PASSING,
+}
+_BY_NAME = {
+    "NotFoundError": Fault.MISSING,
+    "PermissionDeniedError": Fault.REFUSED,
+    "UnauthenticatedError": Fault.REFUSED,
+    "PreconditionError": Fault.CHANGED,
+    "NoCredentialsError": Fault.REFUSED,
+    "PartialCredentialsError": Fault.REFUSED,
+    "CredentialRetrievalError": Fault.REFUSED,
+    "TokenRetrievalError": Fault.REFUSED,
+    "UnauthorizedSSOTokenError": Fault.REFUSED,
+    "ProfileNotFound": Fault.LASTING,
+    "InvalidRegionError": Fault.LASTING,
+    "ParamValidationError": Fault.LASTING,
+}
+_CODE_IN_TEXT = re.compile(r"<Code>(\w+)</Code>")
+_STATUS_IN_TEXT = re.compile(r"\bstatus(?: code)?:? (\d{3})\b")
+_PASSING_IN_TEXT = re.compile(
+    r"error sending request|error decoding response|timed? ?out|connection|incomplete|request or response body",
+    re.IGNORECASE,
+)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Return what kind of failure `error`, or the cause it hides, is."""
+    for e in _causes(error):
+        code, status = _code(e)
+        if code in _BY_CODE:
+            return _BY_CODE[code]
+        if status is not None:
+            return _BY_STATUS.get(status, Fault.PASSING if status >= 500 else Fault.LASTING)
+        if type(e).__name__ in _BY_NAME:
+            return _BY_NAME[type(e).__name__]
+        if isinstance(e, ShortBodyError | TimeoutError | ConnectionError):
+            return Fault.PASSING
+        if isinstance(e, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            return Fault.MISSING
+        if isinstance(e, PermissionError):
+            return Fault.REFUSED
+    first = next(_causes(error))
+    module = type(first).__module__
+    foreign = module.startswith(("botocore", "aiobotocore", "aiohttp", "urllib3", "obstore", "s3fs", "gcsfs"))
+    if foreign and _PASSING_IN_TEXT.search(f"{type(first).__name__} {first}"):
+        return Fault.PASSING
+    return Fault.PASSING if isinstance(first, OSError) and module.startswith(("aiohttp", "botocore")) else Fault.LASTING
+
+
+def our_error(error: BaseException, what: str, *, etag: str | None = None, tries: int = 1) -> BucketfeedError:
+    """Return our error for a failure in reading `what`, with the cause's own words and the next step."""
+    said = _said(error)
+    match fault_of(error):
+        case Fault.MISSING:
+            return NotFoundError(
+                f"{what} is not there ({said}); check the URL, or open the data set again if objects were deleted"
+            )
+        case Fault.CHANGED:
+            wanted = f"; wanted etag {etag}" if etag else ""
+            return ObjectChangedError(
+                f"{what} is no longer the object that was listed{wanted} ({said}); open the data set again"
+            )
+        case Fault.ARCHIVED:
+            return AccessError(f"{what} is archived ({said}); restore it to a readable storage class first")
+        case Fault.REFUSED:
+            return AccessError(f"{what} may not be read: {said}; {_remedy(said)}")
+        case Fault.LASTING if type(error).__name__ == "ProfileNotFound":
+            return ConfigError(f"{said}: name a profile of your AWS configuration")
+        case Fault.LASTING if "redirect" in said.lower() or "AuthorizationHeaderMalformed" in said:
+            return ConfigError(
+                f"{what} lies in another region than was asked ({said}); pass storage_options="
+                "{'client_kwargs': {'region_name': ...}}"
+            )
+    times = f" after {tries} tries" if tries > 1 else ""
+    return ReadError(f"reading {what} failed{times}: {said}; check the network, endpoint_url and the store's state")
+
+
+def _remedy(said: str) -> str:
+    low = said.lower()
+    if "kms" in low:
+        return "allow kms:Decrypt on the key that the object is encrypted with"
+    if "expired" in low:
+        return "the credentials have expired: use a source that renews them (a profile or role), or set new ones"
+    if "credential" in low or "locate" in low:
+        return (
+            "set AWS_ACCESS_KEY_ID and so on, a profile, or a role; for a public bucket storage_options={'anon': True}"
+        )
+    return "check the policy of user and bucket; for a public bucket pass storage_options={'anon': True}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _code(error: BaseException) -> tuple[str | None, int | None]:
+    response = getattr(error, "response", None)  # botocore's ClientError
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        code = response.get("Error", {}).get("Code")
+        return code, status if isinstance(status, int) else None
+    if type(error).__module__.startswith("obstore"):
+        text = str(error)
+        code_match, status_match = _CODE_IN_TEXT.search(text), _STATUS_IN_TEXT.search(text)
+        return code_match and code_match[1], int(status_match[1]) if status_match else None
+    return None, None
+
+
+def _said(error: BaseException) -> str:
+    """Return the cause's own words, without the debug tree that obstore appends."""
+    text = " ".join(str(error).split("\n\nDebug source:")[0].split()) or "no further text"
+    message = re.search(r"<Code>(\w+)</Code>.*?<Message>(.*?)</Message>", text)
+    if message:
+        return f"{message[1]}: {message[2]}"
+    return f"{type(error).__name__}: {text[:400]}"

@@ -1,0 +1,86 @@
+"""Reads ranges of S3 objects with obstore: its requests run outside the GIL, one for each range of the plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from bucketfeed.store.fetching import read_planned
+from bucketfeed.store.fsspec import FsspecReader
+from bucketfeed.store.process import PerProcess
+from bucketfeed.store.ranges import Buffer, Counter, Range
+from bucketfeed.store.s3 import S3Access
+from bucketfeed.store.urls import parse_url
+
+
+class _Runtime:
+    """Whether obstore's threads can work in this process: they do not survive a fork, and calls would hang."""
+
+    used = False
+    lost = False
+
+
+def _after_fork_in_child() -> None:
+    _Runtime.lost = _Runtime.lost or _Runtime.used
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class ObstoreReader:
+    """A `RangeReader` of `s3://` URLs. `access` is `resolved`, so that it holds in every process.
+
+    In a forked child of a process that has used obstore, and for keys that obstore's paths cannot say ("//", a
+    leading or trailing "/", "." and ".." between slashes), it reads through s3fs.
+    """
+
+    is_local = False
+
+    def __init__(self, access: S3Access, *, counter: Counter | None = None) -> None:
+        self.counter = counter or Counter()
+        self._access = access
+        self._stores: PerProcess[dict[str, Any]] = PerProcess(dict)
+        self._other = FsspecReader("s3", access.s3fs_options(), counter=self.counter)
+
+    def read(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """Return the bytes of each range; see `RangeReader.read`."""
+        if _Runtime.lost:
+            return self._other.read(ranges)
+        odd = [place for place, range in enumerate(ranges) if not _sayable(range.url)]
+        if not odd:
+            return read_planned(ranges, self._fetch, self.counter, renew=self._renew)
+        buffers: list[Buffer] = [b""] * len(ranges)
+        rest = [place for place in range(len(ranges)) if place not in set(odd)]
+        for places, read in ((odd, self._other.read), (rest, self.read)):
+            for place, buffer in zip(places, read([ranges[p] for p in places]), strict=True):
+                buffers[place] = buffer
+        return buffers
+
+    def _fetch(self, range: Range) -> Buffer:
+        import obstore
+
+        _Runtime.used = True
+        _, bucket, key = parse_url(range.url)
+        stores = self._stores.get()
+        store = stores.get(bucket)
+        if store is None:
+            store = stores.setdefault(bucket, self._access.obstore(bucket))
+        options: Any = {"range": (range.start, range.stop)}
+        if range.etag:
+            options["if_match"] = range.etag
+        return memoryview(obstore.get(store, key, options=options).bytes())
+
+    def _renew(self) -> None:
+        self._stores.get().clear()
+
+    def __reduce__(self) -> tuple[type[ObstoreReader], tuple[S3Access]]:
+        return type(self), (self._access,)
+
+    def __repr__(self) -> str:
+        return f"ObstoreReader({self._access!r})"
+
+
+def _sayable(url: str) -> bool:
+    key = parse_url(url).key
+    return bool(key) and all(part not in ("", ".", "..") for part in key.split("/"))

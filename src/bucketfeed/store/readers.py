@@ -1,0 +1,35 @@
+"""Picks the reader for a URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from bucketfeed.store.faults import our_error
+from bucketfeed.store.fsspec import FsspecReader, open_filesystem
+from bucketfeed.store.local import LocalReader
+from bucketfeed.store.obstore import ObstoreReader
+from bucketfeed.store.ranges import Counter
+from bucketfeed.store.s3 import S3Access
+from bucketfeed.store.urls import parse_url
+
+
+def open_reader(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, counter: Counter | None = None
+) -> ObstoreReader | FsspecReader | LocalReader:
+    """Return the reader of ranges for objects at or under `url`.
+
+    obstore for S3, plain file reads for paths, fsspec for all else. Raises `ConfigError` for an unknown scheme.
+    """
+    parsed = parse_url(url)
+    if parsed.scheme == "file":
+        return LocalReader(counter=counter)
+    if parsed.scheme == "s3":
+        access = S3Access.from_options(storage_options)
+        try:
+            return ObstoreReader(access.resolved(parsed.bucket), counter=counter)
+        except Exception as e:
+            raise our_error(e, str(parsed)) from e
+    open_filesystem(parsed.scheme, storage_options or {})  # says at once what is wrong with scheme or options
+    return FsspecReader(parsed.scheme, storage_options or {}, counter=counter)

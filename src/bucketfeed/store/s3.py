@@ -1,0 +1,201 @@
+"""How to reach S3: one description that boto3, obstore and s3fs are all configured from."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from bucketfeed.errors import ConfigError
+
+_CONNECT_SECONDS, _READ_SECONDS = 10, 30
+_FRESH_SECONDS = 300  # how long obstore keeps credentials before it asks the chain again; the chain renews in time
+_CONNECTIONS = 64
+
+
+@dataclass(frozen=True)
+class S3Access:
+    """Address and credentials of an S3 store. Where a value is None, botocore's own chain supplies it.
+
+    The chain is the environment, profiles, SSO, web identity, container and instance roles, as for every AWS tool.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    anonymous: bool = False
+    requester_pays: bool = False
+    key: str | None = field(default=None, repr=False)
+    secret: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    config: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def from_options(cls, storage_options: Mapping[str, Any] | None) -> S3Access:
+        """Return the access that `storage_options`, spelled as s3fs spells them, describe.
+
+        Raises `ConfigError` for names that s3fs would not know either.
+        """
+        options = dict(storage_options or {})
+        client = dict(options.pop("client_kwargs", None) or {})
+        key = options.pop("key", None) or options.pop("username", None) or client.pop("aws_access_key_id", None)
+        secret = (
+            options.pop("secret", None) or options.pop("password", None) or client.pop("aws_secret_access_key", None)
+        )
+        token = options.pop("token", None) or client.pop("aws_session_token", None)
+        if (key is None) != (secret is None):
+            raise ConfigError("storage_options must have both 'key' and 'secret', or neither of them")
+        region = client.pop("region_name", None)
+        access = cls(
+            endpoint_url=options.pop("endpoint_url", None) or client.pop("endpoint_url", None),
+            region=options.pop("region", None) or region,
+            profile=options.pop("profile", None),
+            anonymous=bool(options.pop("anon", False)),
+            requester_pays=bool(options.pop("requester_pays", False)),
+            key=key,
+            secret=secret,
+            token=token,
+            config=tuple(sorted((options.pop("config_kwargs", None) or {}).items())),
+        )
+        client.pop("endpoint_url", None)
+        unknown = sorted({*options, *client} - {"use_ssl", "verify", "asynchronous", "loop", "skip_instance_cache"})
+        if unknown:
+            raise ConfigError(
+                f"unknown storage_options for S3: {', '.join(unknown)}; known are key, secret, token, anon, profile, "
+                "endpoint_url, region, requester_pays, client_kwargs and config_kwargs"
+            )
+        return access
+
+    def session(self) -> Any:
+        """Return a boto3 session that looks for credentials anew."""
+        import boto3
+
+        return boto3.Session(profile_name=self.profile, region_name=self.region)
+
+    def client(self) -> Any:
+        """Return a boto3 S3 client whose only retry rule is ours."""
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
+        settings = dict(self.config) | {
+            "connect_timeout": _CONNECT_SECONDS,
+            "read_timeout": _READ_SECONDS,
+            "retries": {"total_max_attempts": 1},
+        }
+        if self.endpoint_url is not None:
+            settings.setdefault("s3", {"addressing_style": "path"})
+        if self.anonymous:
+            settings["signature_version"] = UNSIGNED
+        return self.session().client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=self.key,
+            aws_secret_access_key=self.secret,
+            aws_session_token=self.token,
+            config=Config(**settings),
+        )
+
+    def resolved(self, bucket: str) -> S3Access:
+        """Return this access with endpoint and region filled in, so that other processes need not look them up."""
+        client = self.client()
+        endpoint = client.meta.endpoint_url
+        host = urlsplit(endpoint).hostname or ""
+        if host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+            return replace(self, endpoint_url=None, region=self.region or _bucket_region(client, bucket))
+        return replace(self, endpoint_url=endpoint, region=self.region or client.meta.region_name or "us-east-1")
+
+    def obstore(self, bucket: str) -> Any:
+        """Return an obstore client for `bucket` that asks the same chain for credentials. Call on `resolved` access."""
+        from obstore.store import S3Store
+
+        config: Any = {"region": self.region or "us-east-1"}
+        if self.endpoint_url is not None:
+            config["endpoint"] = self.endpoint_url
+            config["virtual_hosted_style_request"] = False
+        if self.anonymous:
+            config["skip_signature"] = True
+        if self.requester_pays:
+            config["request_payer"] = True
+        return S3Store(
+            bucket,
+            config=config,
+            client_options={
+                "allow_http": True,
+                "connect_timeout": f"{_CONNECT_SECONDS}s",
+                "timeout": f"{_READ_SECONDS}s",
+            },
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=_READ_SECONDS)},
+            credential_provider=None if self.anonymous else self._provider(),
+        )
+
+    def s3fs_options(self) -> dict[str, Any]:
+        """Return the same for s3fs, which goes through aiobotocore and the same chain."""
+        config = dict(self.config) | {
+            "connect_timeout": _CONNECT_SECONDS,
+            "read_timeout": _READ_SECONDS,
+            "retries": {"total_max_attempts": 1},
+            "max_pool_connections": _CONNECTIONS,
+        }
+        if self.endpoint_url is not None:
+            config.setdefault("s3", {"addressing_style": "path"})
+        return {
+            "key": self.key,
+            "secret": self.secret,
+            "token": self.token,
+            "anon": self.anonymous,
+            "profile": self.profile,
+            "endpoint_url": self.endpoint_url,
+            "requester_pays": self.requester_pays,
+            "client_kwargs": {"region_name": self.region} if self.region else {},
+            "config_kwargs": config,
+        }
+
+    def _provider(self) -> Any:
+        """Return what obstore calls for credentials: those given, or the chain's, looked up at the first call."""
+        lock = threading.Lock()  # made with the client, so in the process that uses it
+
+        @functools.cache
+        def chain() -> Any:
+            found = self.session().get_credentials()
+            if found is None:
+                from botocore.exceptions import NoCredentialsError
+
+                raise NoCredentialsError
+            return found
+
+        def credentials() -> dict[str, Any]:
+            if self.key is not None:
+                return {
+                    "access_key_id": self.key,
+                    "secret_access_key": self.secret,
+                    "token": self.token,
+                    "expires_at": None,
+                }
+            with lock:
+                frozen = chain().get_frozen_credentials()
+            return {
+                "access_key_id": frozen.access_key,
+                "secret_access_key": frozen.secret_key,
+                "token": frozen.token,
+                "expires_at": datetime.now(UTC) + timedelta(seconds=_FRESH_SECONDS),
+            }
+
+        return credentials
+
+
+def _bucket_region(client: Any, bucket: str) -> str | None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        reply = client.head_bucket(Bucket=bucket)
+    except ClientError as e:
+        reply = e.response
+    except BotoCoreError:
+        reply = {}
+    headers = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region: str | None = headers.get("x-amz-bucket-region") or client.meta.region_name
+    return region
