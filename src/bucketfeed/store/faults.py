@@ -135,6 +135,14 @@ def our_error(error: BaseException, what: str, *, etag: str | None = None, tries
     return ReadError(f"reading {what} failed{times}: {said}; check the network, endpoint_url and the store's state")
 
 
+def changed_error(url: str, wanted: str | None, found: str | None) -> ObjectChangedError:
+    """Return the error for an object that has another version than was listed."""
+    now = f"found {found}" if found else "it is gone"
+    return ObjectChangedError(
+        f"{url} changed after it was listed: wanted etag {wanted}, {now}; open the data set again"
+    )
+
+
 def _remedy(said: str) -> str:
     low = said.lower()
     if "kms" in low:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from bucketfeed.errors import ConfigError
+from bucketfeed.store.faults import Fault, changed_error, fault_of
 from bucketfeed.store.fetching import read_planned
 from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer, Counter, Range
@@ -34,8 +36,10 @@ def open_filesystem(protocol: str, options: Mapping[str, Any]) -> Any:
 def version_token(info: Mapping[str, Any]) -> str:
     """Return what names the version of a file in fsspec's `info`, or "" where the file system tells nothing."""
     for name in _VERSION_FIELDS:
-        if info.get(name) is not None:
-            return str(info[name])
+        value = info.get(name)
+        if value is not None:
+            # One and the same time is a number in a listing and a datetime in `info` of the memory file system.
+            return str(value.timestamp() if isinstance(value, datetime) else value)
     return ""
 
 
@@ -66,7 +70,7 @@ class FsspecReader:
             files.invalidate_cache(files._parent(path))
             found = version_token(files.info(path))
             if found != range.etag:
-                raise _Changed(f"found etag {found}")
+                raise changed_error(range.url, range.etag, found)
         return body
 
     def _fetch_s3(self, range: Range) -> Buffer:
@@ -85,16 +89,18 @@ class FsspecReader:
             async with reply["Body"] as body:
                 return await body.read()  # type: ignore[no-any-return]
 
-        return fsspec.asyn.sync(files.loop, get)  # type: ignore[no-any-return]
+        async def version() -> str:
+            return str((await files._call_s3("head_object", Bucket=bucket, Key=key, **files.req_kw))["ETag"])
+
+        try:
+            return fsspec.asyn.sync(files.loop, get)  # type: ignore[no-any-return]
+        except Exception as e:
+            if fault_of(e) is Fault.CHANGED:
+                raise changed_error(range.url, range.etag, fsspec.asyn.sync(files.loop, version)) from e
+            raise
 
     def __reduce__(self) -> tuple[type[FsspecReader], tuple[str, dict[str, Any]]]:
         return type(self), (self._protocol, self._options)
 
     def __repr__(self) -> str:
         return f"FsspecReader({self._protocol!r})"
-
-
-class _Changed(Exception):
-    """The file's version is not the one asked for."""
-
-    response = {"Error": {"Code": "PreconditionFailed"}}  # noqa: RUF012 - as botocore says it, for `faults`

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from bucketfeed.errors import ObjectChangedError
-from bucketfeed.store.faults import ShortBodyError, our_error
+from bucketfeed.store.faults import ShortBodyError, changed_error, our_error
 from bucketfeed.store.ranges import Buffer, Counter, Range
 from bucketfeed.store.urls import parse_url
 
@@ -36,10 +35,7 @@ class LocalExtent:
         except OSError as e:
             raise our_error(e, str(self.range)) from e
         if self.range.etag and found != self.range.etag:
-            raise ObjectChangedError(
-                f"{self.range.url} changed after it was listed: wanted version {self.range.etag}, found {found}; "
-                "open the data set again"
-            )
+            raise changed_error(self.range.url, self.range.etag, found)
         if len(body) != stop - start:
             short = ShortBodyError(f"got {len(body)} of {stop - start} bytes")
             raise our_error(short, f"{self.range.url} [{start}:{stop}]") from short

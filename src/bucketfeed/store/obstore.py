@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from bucketfeed.store.faults import Fault, changed_error, fault_of
 from bucketfeed.store.fetching import read_planned
 from bucketfeed.store.fsspec import FsspecReader
 from bucketfeed.store.process import PerProcess
@@ -69,7 +70,12 @@ class ObstoreReader:
         options: Any = {"range": (range.start, range.stop)}
         if range.etag:
             options["if_match"] = range.etag
-        return memoryview(obstore.get(store, key, options=options).bytes())
+        try:
+            return memoryview(obstore.get(store, key, options=options).bytes())
+        except Exception as e:
+            if fault_of(e) is Fault.CHANGED:
+                raise changed_error(range.url, range.etag, obstore.head(store, key)["e_tag"]) from e
+            raise
 
     def _renew(self) -> None:
         self._stores.get().clear()
