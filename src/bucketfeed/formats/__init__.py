@@ -1,0 +1,1 @@
+"""How objects hold samples: formats, the index of where each sample is, and decoders."""
