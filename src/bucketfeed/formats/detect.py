@@ -23,7 +23,7 @@ def detect(manifest: Manifest) -> str:
     """
     kinds: Counter[str] = Counter()
     example: dict[str, str] = {}
-    for i in range(0, len(manifest), -(-len(manifest) // _NAMES)):
+    for i in range(0, len(manifest), 1 + len(manifest) // _NAMES):
         key = manifest.key(i)
         kind = _kind(key)
         kinds[kind] += 1
