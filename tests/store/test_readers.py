@@ -67,7 +67,7 @@ class TestObstoreReaderOnS3(ReaderContract):
         before = place.reader.counter.counts()
         place.reader.read([Range(url, start, start + 1000, etag) for start in range(0, 50_000, 1000)])
         cost = place.reader.counter.counts() - before
-        assert (cost.requests, cost.bytes_fetched, cost.bytes_read) == (1, 50_000, 50_000)
+        assert (cost.requests, cost.bytes_fetched) == (1, 50_000)
 
 
 class TestFsspecReaderOnS3(ReaderContract):

@@ -31,6 +31,7 @@ class Assembler:
         for item, buffer in zip(plan.samples.tolist(), buffers, strict=True):
             with sample_rng(self.seed, plan.epoch, item):
                 samples.append(self.dataset.build(item, buffer))
+        self.dataset.reader.counter.add(bytes_read=sum(map(len, buffers)))
         batch = self.collate(samples)
         return pinned(batch) if self.pin_memory else batch
 

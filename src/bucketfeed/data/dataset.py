@@ -82,6 +82,7 @@ class MapDataset:
             buffers = self.reader.read(ranges, within=within)
         else:
             buffers = self.reader.read(ranges)
+        self.reader.counter.add(bytes_read=sum(map(len, buffers)))
         return [self.build(i, buffer) for i, buffer in zip(samples.tolist(), buffers, strict=True)]
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bucketfeed.cache.disk import AnyExtent
+from bucketfeed.cache.extent import AnyExtent
 from bucketfeed.cache.reader import open_extent
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.formats.index import Chunks, Index

@@ -39,7 +39,7 @@ class LocalExtent:
         if len(body) != stop - start:
             short = ShortBodyError(f"got {len(body)} of {stop - start} bytes")
             raise our_error(short, f"{self.range.url} [{start}:{stop}]") from short
-        self._counter.add(requests=1, bytes_fetched=len(body), bytes_read=len(body))
+        self._counter.add(requests=1, bytes_fetched=len(body))
         return body
 
     def close(self) -> None:

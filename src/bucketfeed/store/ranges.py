@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What reading has cost so far: bytes and requests from the store, bytes handed out, cache hits."""
+    """What reading has cost so far. Readers count what they ask of the store; data sets, the bytes of their samples."""
 
     bytes_fetched: int = 0
     bytes_read: int = 0

@@ -34,7 +34,6 @@ class MemoryReader:
         body = data[range.start : range.stop]
         if range.length:
             self.counter.add(requests=1, bytes_fetched=len(body))
-        self.counter.add(bytes_read=len(body))
         return body
 
 
