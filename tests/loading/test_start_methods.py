@@ -1,0 +1,121 @@
+"""The stock DataLoader in every start method, with the store used (and in use) in the parent before."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import payload
+from torch.utils.data import DataLoader, Subset
+
+import bucketfeed as bf
+
+START_METHODS = ["fork", "forkserver", "spawn"]
+SAMPLES = 40
+
+
+@pytest.fixture
+def bucket_dataset(moto_bucket, tmp_path: Path) -> bf.MapDataset:
+    for number in range(SAMPLES):
+        moto_bucket.put(f"train/{number:05}.bin", payload(number))
+    return bf.open_dataset(
+        moto_bucket.url + "train/",
+        storage_options=moto_bucket.storage_options,
+        cache=bf.DiskCache(tmp_path / "cache", "10MB"),
+    )
+
+
+def collected(batches) -> dict[str, bytes]:
+    return {key: data for batch in batches for key, data in zip(batch["__key__"], batch["bin"], strict=True)}
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("cached", [True, False])
+def test_workers_read_right_bytes_although_the_parent_used_the_store_before_c014(
+    bucket_dataset: bf.MapDataset, moto_bucket, start_method: str, cached: bool
+):
+    ds = bucket_dataset
+    if not cached:
+        ds = bf.open_dataset(moto_bucket.url + "train/", storage_options=moto_bucket.storage_options, cache=None)
+    expected = {f"{n:05}": payload(n) for n in range(SAMPLES)}
+    assert ds[0]["bin"] == payload(0)
+    stop = threading.Event()
+
+    def keep_reading() -> None:
+        uncached = bf.open_reader(ds.manifest.url, moto_bucket.storage_options)
+        while not stop.is_set():
+            uncached.read([ds.manifest.range(i) for i in range(8)])
+
+    reading = threading.Thread(target=keep_reading)
+    reading.start()
+    try:
+        loader = DataLoader(
+            ds,
+            batch_size=8,
+            shuffle=True,
+            num_workers=2,
+            collate_fn=bf.default_collate,
+            multiprocessing_context=start_method,
+            timeout=60,
+        )
+        for _ in range(2):
+            assert collected(loader) == expected
+    finally:
+        stop.set()
+        reading.join(timeout=60)
+
+
+def test_a_subset_of_a_forked_parents_loader_works_beside_our_own(bucket_dataset: bf.MapDataset):
+    ours = bf.Loader(bucket_dataset, batch_size=8, shuffle=True)
+    it = iter(ours)
+    next(it)
+    stock = DataLoader(
+        Subset(bucket_dataset, range(10)),
+        batch_size=5,
+        num_workers=1,
+        multiprocessing_context="fork",
+        collate_fn=bf.default_collate,
+        timeout=60,
+    )
+    assert len(collected(stock)) == 10
+    assert len(list(it)) == len(ours) - 1
+
+
+def private_bytes() -> int:
+    with open("/proc/self/smaps_rollup") as lines:
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+class _Measured(torch.utils.data.Dataset):
+    """Passes items on to a data set and reports its process's private memory."""
+
+    def __init__(self, inner) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, item: int):
+        self.inner.index.locate(np.array([item]))
+        return os.getpid(), private_bytes() if item % 1000 == 0 else 0
+
+
+def test_forked_workers_private_memory_does_not_grow_with_the_samples_they_look_up_c040(tmp_path: Path):
+    samples = 500_000
+    objects = ((f"memory://set/{n:012}.jpg", 1000, "") for n in range(samples))
+    manifest = bf.Manifest.from_objects("memory://set/", objects, folder=tmp_path)
+    index = bf.build_index(manifest, "raw", bf.open_reader("memory://set/"), folder=tmp_path)
+    ds = _Measured(bf.MapDataset(index, bf.open_reader("memory://set/")))
+    loader = DataLoader(ds, batch_size=1000, num_workers=2, multiprocessing_context="fork", timeout=60)
+    seen: dict[int, list[int]] = {}
+    for pids, sizes in loader:
+        for pid, size in zip(pids.tolist(), sizes.tolist(), strict=True):
+            if size:
+                seen.setdefault(pid, []).append(size)
+    assert len(seen) == 2
+    for sizes in seen.values():
+        assert sizes[-1] - sizes[1] < 5_000_000
