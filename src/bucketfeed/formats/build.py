@@ -6,20 +6,17 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from bucketfeed.cache.disk import DiskCache
 from bucketfeed.formats.journal import Journal
 from bucketfeed.formats.registry import Format
 from bucketfeed.formats.window import RangeWindow
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
-
-if TYPE_CHECKING:
-    from bucketfeed.cache.disk import DiskCache
 
 Ints = NDArray[np.int64]
 
@@ -64,12 +61,17 @@ def find_samples(
     )
     with bar, ThreadPoolExecutor(min(_THREADS, max(1, len(todo))), thread_name_prefix="bucketfeed-index") as pool:
         scan = _Scan(manifest, format, reader, filling, chunk_bytes, max(1, _REQUESTS // max(1, len(todo))), bar)
+        running = {pool.submit(scan, shard) for shard in todo}
         try:
-            for future in as_completed({pool.submit(scan, shard) for shard in todo}):
+            for future in as_completed(running.copy()):
+                running.remove(future)
                 journal.add(*future.result())
         except BaseException:
             scan.stopped = True
             pool.shutdown(cancel_futures=True)
+            for future in running:  # what is done is kept for the next try
+                if not future.cancelled() and future.exception() is None:
+                    journal.add(*future.result())
             raise
     found = [journal[shard] for shard in shards]
     counts = [len(starts) for starts, _ in found]

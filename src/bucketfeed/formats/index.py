@@ -10,20 +10,19 @@ import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bucketfeed.cache.disk import DiskCache
+from bucketfeed.cache.reader import CachedReader
 from bucketfeed.errors import CacheError, ConfigError
 from bucketfeed.formats.build import find_samples
 from bucketfeed.formats.journal import Journal
 from bucketfeed.formats.registry import format_named
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
-
-if TYPE_CHECKING:
-    from bucketfeed.cache.disk import DiskCache
 
 _log = logging.getLogger(__name__)
 
@@ -222,12 +221,13 @@ def build_index(
     if known.scan is None:
         return Index(manifest, format)
     kept = path or (folder or manifest.path.parent) / f"{_fingerprint(manifest, format)}.idx"
-    _check_replaceable(kept)
+    if path is not None:
+        _check_replaceable(path)
     if (found := _existing(kept, manifest, format)) is not None:
         return found
     with Journal(kept.with_name(kept.name + ".parts"), _fingerprint(manifest, format)) as journal:
         if (found := _existing(kept, manifest, format)) is None:  # unless one that held the journal has made it
-            uncached: RangeReader = getattr(reader, "inner", reader)
+            uncached = reader.inner if isinstance(reader, CachedReader) else reader
             samples = find_samples(
                 manifest, known, uncached, journal, cache=cache, chunk_bytes=chunk_bytes, progress=progress
             )

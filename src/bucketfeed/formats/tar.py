@@ -17,6 +17,7 @@ from bucketfeed.store.ranges import Buffer
 _BLOCK = 512
 _END = bytes(_BLOCK)
 _MAX_EXTENSION_BYTES = 1 << 20  # a long name or PAX header; more than this is damage, not a name
+_MAX_DIGITS = 20
 _FILES = frozenset(b"0\x007")
 _BODILESS = frozenset(b"123456")  # links, devices, folders: whatever their size says, no data follows
 
@@ -42,9 +43,9 @@ def scan(source: Source, name: str) -> Iterator[tuple[int, int]]:
 
 
 def iter_tar(buffers: Iterable[Buffer], name: str) -> Iterator[dict[str, Any]]:
-    """Yield the samples of one shard whose bytes come front to back in `buffers`, holding one sample at a time.
+    """Yield the samples of one shard whose bytes come front to back in `buffers`, holding two samples at most.
 
-    Raises `FormatError` as `scan` does; samples before the damage have come by then, all of them whole.
+    Raises `FormatError` as `scan` does. A sample comes once the next one has begun well, so all that came are whole.
     """
     window = StreamWindow(buffers)
     for parts in _samples(window, name):
@@ -106,7 +107,7 @@ def _parts(source: Source, name: str, *, origin: int = 0, verify: bool = True) -
     start, path, pax_size = -1, None, None  # what extension headers have said about the member to come
     while block := bytes(source.view(at, at + _BLOCK)):
         if len(block) < _BLOCK:
-            raise _not_tar(name, block) if at == 0 else _cut(name, "a header", origin + at, len(block))
+            raise _not_tar(name, block) if at == 0 else _cut(name, "a header", origin + at)
         if block == _END:
             break
         if verify and not _intact(block):
@@ -120,7 +121,7 @@ def _parts(source: Source, name: str, *, origin: int = 0, verify: bool = True) -
         data = at + _BLOCK
         if kind in b"LKxg":
             if size > _MAX_EXTENSION_BYTES or not source.reaches(data + size):
-                raise _cut(name, f"an extended header of {size} bytes", origin + at, size)
+                raise _cut(name, f"an extended header of {size} bytes", origin + at)
             text = bytes(source.view(data, data + size))
             if kind in b"L":
                 path = text.split(b"\0", 1)[0]
@@ -147,7 +148,7 @@ def _parts(source: Source, name: str, *, origin: int = 0, verify: bool = True) -
         folder = kind == 0 and path.endswith(b"/")  # as the oldest tars write it
         stop = data if folder or kind in _BODILESS else data + size
         if not source.reaches(stop):
-            raise _cut(name, f"member {_text(path)!r} of {size} bytes", origin + start, size)
+            raise _cut(name, f"member {_text(path)!r} of {size} bytes", origin + start)
         if kind in _FILES and not folder and (split := _split(_text(path))):
             yield _Part(*split, start, data, stop)
         at = data + (stop - data + 511) // 512 * 512
@@ -155,7 +156,7 @@ def _parts(source: Source, name: str, *, origin: int = 0, verify: bool = True) -
     if at == 0 and not block:
         raise FormatError(f"{name}: an empty object is not a tar archive; remove it or write it again")
     if start >= 0:
-        raise _cut(name, "a member's header", origin + start, 0)
+        raise _cut(name, "a member's header", origin + start)
 
 
 def _split(path: str) -> tuple[str, str] | None:
@@ -171,10 +172,10 @@ def _split(path: str) -> tuple[str, str] | None:
 
 def _intact(block: bytes) -> bool:
     digits = block[148:156].split(b"\0", 1)[0].strip()
-    if not digits.isdigit():
+    if not digits or digits.strip(b"01234567"):
         return False
+    stored = int(digits, 8)
     spaces = 8 * 32 - sum(block[148:156])
-    stored = int(digits, 8) if not digits.translate(None, b"01234567") else -1
     if stored == sum(block) + spaces:
         return True
     # Some old writers summed signed bytes.
@@ -192,12 +193,12 @@ def _number(block: bytes, start: int, stop: int, name: str, at: int) -> int:
 
 
 def _digits(digits: bytes, base: int, name: str, at: int) -> int:
-    try:
+    # int() alone would take signs, underscores and digits without end.
+    if digits.isdigit() and len(digits) <= _MAX_DIGITS and (base == 10 or not digits.strip(b"01234567")):
         return int(digits, base)
-    except ValueError:
-        raise FormatError(
-            f"{name}: the tar header at byte {at} has {digits!r} for a size; write or copy the shard again"
-        ) from None
+    raise FormatError(
+        f"{name}: the tar header at byte {at} has {digits[:40]!r} for a size; write or copy the shard again"
+    )
 
 
 def _records(text: bytes, name: str, at: int) -> dict[bytes, bytes]:
@@ -205,7 +206,7 @@ def _records(text: bytes, name: str, at: int) -> dict[bytes, bytes]:
     records: dict[bytes, bytes] = {}
     while text and text[0]:
         head, space, _ = text.partition(b" ")
-        length = int(head) if space and head.isdigit() else 0
+        length = int(head) if space and head.isdigit() and len(head) <= _MAX_DIGITS else 0
         keyword, equals, value = text[len(head) + 1 : length - 1].partition(b"=")
         if not equals or text[length - 1 : length] != b"\n":
             raise FormatError(f"{name}: damaged PAX header at byte {at}; write or copy the shard again")
@@ -221,7 +222,7 @@ def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _cut(name: str, what: str, at: int, size: int) -> FormatError:
+def _cut(name: str, what: str, at: int) -> FormatError:
     return FormatError(f"{name}: ends too early, inside {what} at byte {at}; write or copy the shard again")
 
 
