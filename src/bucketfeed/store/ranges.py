@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, TypeAlias
 
+from bucketfeed.store.process import PerProcess
+
 Buffer: TypeAlias = "bytes | memoryview"
 
 
@@ -53,13 +55,13 @@ class Counter:
     """Adds up `Counts` over the threads of one process. A copy sent to another process starts at zero."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)  # a fork while another thread counts must not leave it held
         self._counts = Counts()
 
     def add(self, **amounts: int) -> None:
         """Add to the named counts, e.g. ``counter.add(requests=1, bytes_fetched=n)``."""
         more = Counts(**amounts)
-        with self._lock:
+        with self._lock.get():
             self._counts = self._counts + more
 
     def counts(self) -> Counts:
