@@ -84,6 +84,17 @@ def test_c063_neither_a_missing_end_mark_nor_bytes_after_it_matter(read: Read, n
 
 
 @both_ways
+def test_a_second_archive_behind_the_end_mark_is_left_out_with_a_word(
+    read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(read(archive([("a.txt", b"1")]) + archive([("b.txt", b"2")]), "s.tar")) == 1
+    assert "s.tar: another archive follows the end mark, at byte 10240" in caplog.text
+    caplog.clear()
+    read(*case("junk-after-end.tar"))
+    assert not caplog.text
+
+
+@both_ways
 def test_c063_an_archive_of_end_blocks_has_no_samples(read: Read) -> None:
     assert read(*case("only-end-blocks.tar")) == []
 

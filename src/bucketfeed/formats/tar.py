@@ -7,6 +7,7 @@ links, devices, dot-files and names without an extension make no sample. ustar, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,8 +15,11 @@ from bucketfeed.errors import FormatError
 from bucketfeed.formats.window import Source, StreamWindow, Whole
 from bucketfeed.store.ranges import Buffer
 
+_log = logging.getLogger(__name__)
+
 _BLOCK = 512
 _END = bytes(_BLOCK)
+_RECORD_BYTES = 20 * _BLOCK  # what writers fill up with end blocks
 _MAX_EXTENSION_BYTES = 1 << 20  # a long name or PAX header; more than this is damage, not a name
 _MAX_DIGITS = 20
 _FILES = frozenset(b"0\x007")
@@ -109,6 +113,7 @@ def _parts(source: Source, name: str, *, origin: int = 0, verify: bool = True) -
         if len(block) < _BLOCK:
             raise _not_tar(name, block) if at == 0 else _cut(name, "a header", origin + at)
         if block == _END:
+            _tell_of_another(source, name, at)
             break
         if verify and not _intact(block):
             if at == 0:
@@ -157,6 +162,20 @@ def _parts(source: Source, name: str, *, origin: int = 0, verify: bool = True) -
         raise FormatError(f"{name}: an empty object is not a tar archive; remove it or write it again")
     if start >= 0:
         raise _cut(name, "a member's header", origin + start)
+
+
+def _tell_of_another(source: Source, name: str, end: int) -> None:
+    """Warn where an archive follows the end mark at `end`: joined by cat, which no reader of tars looks behind."""
+    rest = bytes(source.view(end, end + _RECORD_BYTES + _BLOCK))
+    for at in range(0, len(rest) - _BLOCK + 1, _BLOCK):
+        if _intact(rest[at : at + _BLOCK]):
+            _log.warning(
+                "%s: another archive follows the end mark, at byte %d, and its samples are left out; join tars with "
+                "tar --concatenate",
+                name,
+                end + at,
+            )
+            return
 
 
 def _split(path: str) -> tuple[str, str] | None:
