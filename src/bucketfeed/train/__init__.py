@@ -1,0 +1,1 @@
+"""A training loop over a loader: distributed, mixed precision, checkpoints, exact resume."""
