@@ -14,6 +14,7 @@ from bucketfeed.errors import (
     ObjectChangedError,
     ReadError,
 )
+from bucketfeed.store.ranges import Range
 
 
 class Fault(enum.Enum):
@@ -24,6 +25,7 @@ class Fault(enum.Enum):
     CHANGED = enum.auto()
     ARCHIVED = enum.auto()
     PASSING = enum.auto()  # worth another try
+    UNTRUSTED = enum.auto()  # a certificate that nobody we know has signed
     LASTING = enum.auto()
 
 
@@ -49,6 +51,8 @@ _BY_CODE = {
     "SlowDown": Fault.PASSING,
     "InternalError": Fault.PASSING,
     "ServiceUnavailable": Fault.PASSING,
+    "Throttling": Fault.PASSING,
+    "ThrottlingException": Fault.PASSING,
     "PermanentRedirect": Fault.LASTING,
     "AuthorizationHeaderMalformed": Fault.LASTING,
 }
@@ -76,6 +80,7 @@ _BY_NAME = {
     "ParamValidationError": Fault.LASTING,
 }
 _CODE_IN_TEXT = re.compile(r"<Code>(\w+)</Code>")
+_ELEMENT = re.compile(r"<(Code|Message|StorageClass)>(.*?)</")
 _STATUS_IN_TEXT = re.compile(r"\bstatus(?: code)?:? (\d{3})\b")
 _PASSING_IN_TEXT = re.compile(
     r"error sending request|error decoding response|timed? ?out|connection|incomplete|request or response body",
@@ -85,12 +90,13 @@ _PASSING_IN_TEXT = re.compile(
 
 def fault_of(error: BaseException) -> Fault:
     """Return what kind of failure `error`, or the cause it hides, is."""
-    for e in _causes(error):
+    for e in _causes(error):  # what the store itself said, before what a library made of it
         code, status = _code(e)
         if code in _BY_CODE:
             return _BY_CODE[code]
         if status is not None:
             return _BY_STATUS.get(status, Fault.PASSING if status >= 500 else Fault.LASTING)
+    for e in reversed(list(_causes(error))):
         if type(e).__name__ in _BY_NAME:
             return _BY_NAME[type(e).__name__]
         if isinstance(e, ShortBodyError | TimeoutError | ConnectionError):
@@ -102,6 +108,8 @@ def fault_of(error: BaseException) -> Fault:
     first = next(_causes(error))
     module = type(first).__module__
     foreign = module.startswith(("botocore", "aiobotocore", "aiohttp", "urllib3", "obstore", "s3fs", "gcsfs"))
+    if foreign and "certificate" in str(first).lower():
+        return Fault.UNTRUSTED
     if foreign and _PASSING_IN_TEXT.search(f"{type(first).__name__} {first}"):
         return Fault.PASSING
     return Fault.PASSING if isinstance(first, OSError) and module.startswith(("aiohttp", "botocore")) else Fault.LASTING
@@ -124,6 +132,11 @@ def our_error(error: BaseException, what: str, *, etag: str | None = None, tries
             return AccessError(f"{what} is archived ({said}); restore it to a readable storage class first")
         case Fault.REFUSED:
             return AccessError(f"{what} may not be read: {said}; {_remedy(said)}")
+        case Fault.UNTRUSTED:
+            return ConfigError(
+                f"{what} can't be reached: the store's certificate is not trusted ({said}); "
+                "pass storage_options={'verify': 'authorities.pem'}"
+            )
         case Fault.LASTING if type(error).__name__ == "ProfileNotFound":
             return ConfigError(f"{said}: name a profile of your AWS configuration")
         case Fault.LASTING if "redirect" in said.lower() or "AuthorizationHeaderMalformed" in said:
@@ -143,6 +156,12 @@ def changed_error(url: str, wanted: str | None, found: str | None) -> ObjectChan
     )
 
 
+def check_version(range: Range, found: str | None) -> None:
+    """Raise `ObjectChangedError` unless `found` is the version that `range` asks for. Quotes say nothing."""
+    if range.etag and found != range.etag and (found or "").strip('"') != range.etag.strip('"'):
+        raise changed_error(range.url, range.etag, found)
+
+
 def _remedy(said: str) -> str:
     low = said.lower()
     if "kms" in low:
@@ -157,9 +176,10 @@ def _remedy(said: str) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    # Not `__context__`: that may be any error which the caller happens to be handling.
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
 
 
 def _code(error: BaseException) -> tuple[str | None, int | None]:
@@ -176,9 +196,19 @@ def _code(error: BaseException) -> tuple[str | None, int | None]:
 
 
 def _said(error: BaseException) -> str:
-    """Return the cause's own words, without the debug tree that obstore appends."""
-    text = " ".join(str(error).split("\n\nDebug source:")[0].split()) or "no further text"
-    message = re.search(r"<Code>(\w+)</Code>.*?<Message>(.*?)</Message>", text)
-    if message:
-        return f"{message[1]}: {message[2]}"
-    return f"{type(error).__name__}: {text[:400]}"
+    """Return the store's own words, else the library's, without the debug tree that obstore appends."""
+    for last in _causes(error):
+        response = getattr(last, "response", None)  # botocore's ClientError
+        if isinstance(response, dict) and "Error" in response:
+            said = response["Error"]
+            return _told(said.get("Code"), said.get("Message"), said.get("StorageClass"))
+    text = " ".join(str(last).split("\n\nDebug source:")[0].split()) or "no further text"
+    reply = dict(_ELEMENT.findall(text))
+    if "Code" in reply:
+        return _told(reply["Code"], reply.get("Message"), reply.get("StorageClass"))
+    return f"{type(last).__name__}: {text[:400]}"
+
+
+def _told(code: str | None, message: str | None, storage_class: str | None) -> str:
+    told = f"{code}: {message or 'no further text'}"
+    return f"{told} (storage class {storage_class})" if storage_class else told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from bucketfeed.errors import ReadError
 from bucketfeed.store.faults import ShortBodyError
 from bucketfeed.store.plan import Fetch, plan
 from bucketfeed.store.process import PerProcess
@@ -38,9 +39,13 @@ def read_planned(
     def request(range: Range) -> Buffer:
         counter.add(requests=1)
         body = fetch(range)
-        if len(body) != range.length:
-            raise ShortBodyError(f"got {len(body)} of {range.length} bytes")
         counter.add(bytes_fetched=len(body))
+        if len(body) < range.length:
+            raise ShortBodyError(f"got {len(body)} of {range.length} bytes")
+        if len(body) > range.length:
+            raise ReadError(
+                f"reading {range} gave {len(body)} bytes: the store ignores ranges; copy the data to one that does not"
+            )
         return body
 
     fetches = plan(ranges)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from bucketfeed.errors import ConfigError
-from bucketfeed.store.faults import Fault, changed_error, fault_of
+from bucketfeed.store.faults import Fault, changed_error, check_version, fault_of
 from bucketfeed.store.fetching import read_planned
 from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer, Counter, Range
@@ -60,7 +60,7 @@ class FsspecReader:
     def read(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Return the bytes of each range; see `RangeReader.read`."""
         fetch = self._fetch_s3 if self._protocol == "s3" else self._fetch
-        return read_planned(ranges, fetch, self.counter)
+        return read_planned(ranges, fetch, self.counter, renew=self._files.forget)
 
     def _fetch(self, range: Range) -> Buffer:
         files = self._files.get()
@@ -68,9 +68,7 @@ class FsspecReader:
         body: bytes = files.cat_file(path, start=range.start, end=range.stop)
         if range.etag:
             files.invalidate_cache(files._parent(path))
-            found = version_token(files.info(path))
-            if found != range.etag:
-                raise changed_error(range.url, range.etag, found)
+            check_version(range, version_token(files.info(path)))
         return body
 
     def _fetch_s3(self, range: Range) -> Buffer:
@@ -87,6 +85,7 @@ class FsspecReader:
         async def get() -> bytes:
             reply = await files._call_s3("get_object", **asked)
             async with reply["Body"] as body:
+                check_version(range, reply["ETag"])
                 return await body.read()  # type: ignore[no-any-return]
 
         async def version() -> str:

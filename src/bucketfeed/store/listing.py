@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from bucketfeed.errors import AccessError, BucketfeedError
+from bucketfeed.errors import AccessError, BucketfeedError, ReadError
 from bucketfeed.store.faults import Fault, fault_of, our_error
 from bucketfeed.store.fsspec import open_filesystem, version_token
 from bucketfeed.store.local import file_version
@@ -42,7 +42,7 @@ def find_object(url: Url, storage_options: Mapping[str, Any] | None) -> Listed |
         if fault_of(e) is Fault.MISSING:
             return None
         raise our_error(e, str(url)) from e
-    return Listed(url.key, int(info["size"]), version_token(info)) if info["type"] == "file" else None
+    return _listed(url.key, info) if info["type"] == "file" else None
 
 
 def list_objects(url: Url, storage_options: Mapping[str, Any] | None) -> Iterator[Listed]:
@@ -94,16 +94,23 @@ def _fsspec_files(url: Url, storage_options: Mapping[str, Any] | None) -> Iterat
     files = open_filesystem(url.scheme, storage_options or {})
     root = url.root
     try:
-        found = files.find(files._strip_protocol(str(url)), detail=True)
+        for name, info in files.find(files._strip_protocol(str(url)), detail=True).items():
+            full = files.unstrip_protocol(name) if url.bucket else f"{root}{name.lstrip('/')}"
+            # The page that stands for a folder of a web server tells no sizes.
+            found = _listed(full[len(root) :], files.info(name) if info.get("size") is None else info)
+            if found.size or not found.key.endswith("/"):
+                yield found
+    except BucketfeedError:
+        raise
     except Exception as e:
-        if fault_of(e) is Fault.MISSING:
-            return
-        raise our_error(e, str(url)) from e
-    for name, info in found.items():
-        full = files.unstrip_protocol(name) if url.bucket else f"{root}{name.lstrip('/')}"
-        key = full[len(root) :]
-        if info["size"] or not key.endswith("/"):
-            yield Listed(key, int(info["size"]), version_token(info))
+        if fault_of(e) is not Fault.MISSING:
+            raise our_error(e, str(url)) from e
+
+
+def _listed(key: str, info: Mapping[str, Any]) -> Listed:
+    if info.get("size") is None:
+        raise ReadError(f"{info['name']} tells no size, so no range of it can be read; copy it to a store that does")
+    return Listed(key, int(info["size"]), version_token(info))
 
 
 def _s3_object(url: Url, access: S3Access) -> Listed | None:
@@ -124,7 +131,7 @@ def _s3_object(url: Url, access: S3Access) -> Listed | None:
 
 
 def _s3_objects(url: Url, access: S3Access) -> Iterator[Listed]:
-    """List page by page; where there are many pages, the folders beneath `url` at the same time."""
+    """List page by page, or full folders beneath `url` at the same time."""
     client = access.client()
     payer = {"RequestPayer": "requester"} if access.requester_pays else {}
 
@@ -150,17 +157,22 @@ def _s3_objects(url: Url, access: S3Access) -> Iterator[Listed]:
             if found["Size"] or not found["Key"].endswith("/"):
                 yield Listed(found["Key"], int(found["Size"]), found["ETag"])
 
-    first = next(pages(url.key))
-    if not first.get("IsTruncated"):
-        yield from objects(first)
-        return
-    prefixes: list[str] = []
-    for page in pages(url.key, Delimiter="/"):
+    flat = pages(url.key)
+    first = next(flat)
+    names = {found["Key"][len(url.key) :].partition("/")[0] for found in first.get("Contents", [])}
+    if first.get("IsTruncated") and len(names) <= _THREADS:
+        # Full folders: list them at the same time. Of small ones one after the other takes fewer requests.
+        level = next(pages(url.key, Delimiter="/"))
+        if not level.get("IsTruncated"):
+            yield from objects(level)
+            prefixes = [common["Prefix"] for common in level.get("CommonPrefixes", [])]
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="bucketfeed-list") as pool:
+                for found in pool.map(lambda prefix: [o for page in pages(prefix) for o in objects(page)], prefixes):
+                    yield from found
+            return
+    yield from objects(first)
+    for page in flat:
         yield from objects(page)
-        prefixes += [common["Prefix"] for common in page.get("CommonPrefixes", [])]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="bucketfeed-list") as pool:
-        for found in pool.map(lambda prefix: [o for page in pages(prefix) for o in objects(page)], prefixes):
-            yield from found
 
 
 def _check_archived(objects: list[tuple[str, str | None, str | None]], url: Url) -> None:

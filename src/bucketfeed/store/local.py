@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from bucketfeed.store.faults import ShortBodyError, changed_error, our_error
+from bucketfeed.store.faults import ShortBodyError, check_version, our_error
 from bucketfeed.store.ranges import Buffer, Counter, Range
 from bucketfeed.store.urls import parse_url
 
@@ -34,8 +34,7 @@ class LocalExtent:
             found = file_version(os.fstat(self._fd))
         except OSError as e:
             raise our_error(e, str(self.range)) from e
-        if self.range.etag and found != self.range.etag:
-            raise changed_error(self.range.url, self.range.etag, found)
+        check_version(self.range, found)
         if len(body) != stop - start:
             short = ShortBodyError(f"got {len(body)} of {stop - start} bytes")
             raise our_error(short, f"{self.range.url} [{start}:{stop}]") from short

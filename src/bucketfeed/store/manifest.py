@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import mmap
 import os
+import shutil
 import tempfile
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,10 @@ import xxhash
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from bucketfeed.errors import CacheError, NotFoundError
+from bucketfeed.errors import CacheError, ConfigError, NotFoundError
 from bucketfeed.store.listing import Listed, find_object, list_objects
 from bucketfeed.store.ranges import Range
-from bucketfeed.store.urls import parent_url, parse_url
+from bucketfeed.store.urls import Url, parent_url, parse_url
 
 _MAGIC = b"bucketfeed manifest 1\n"
 _LOCAL_SCHEMES = ("file", "memory")
@@ -40,19 +43,23 @@ class Manifest:
                 self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except (OSError, ValueError) as e:
             raise CacheError(f"the manifest {self.path} can't be opened: {e}; open the data set again") from e
-        if not self._map[: len(_MAGIC)] == _MAGIC:
-            raise CacheError(f"{self.path} is no manifest of this version; remove it and open the data set again")
-        head_end = self._map.find(b"\n", len(_MAGIC)) + 1
-        head = json.loads(self._map[len(_MAGIC) : head_end])
-        self.url: str = head["url"]
-        self.fingerprint: str = head["fingerprint"]
-        self.total_bytes: int = head["total_bytes"]
-        n = head["objects"]
-        at = _aligned(head_end)
-        self.sizes: NDArray[np.uint64] = np.frombuffer(self._map, "<u8", n, at)
-        self._key_ends = np.frombuffer(self._map, "<u8", n + 1, at + 8 * n)
-        self._etag_ends = np.frombuffer(self._map, "<u8", n + 1, at + 8 * (2 * n + 1))
-        self._heap = at + 8 * (3 * n + 2)
+        try:
+            if self._map[: len(_MAGIC)] != _MAGIC:
+                raise ValueError("another file, or another version")
+            head_end = self._map.find(b"\n", len(_MAGIC)) + 1
+            head = json.loads(self._map[len(_MAGIC) : head_end])
+            self.url: str = head["url"]
+            self.fingerprint: str = head["fingerprint"]
+            self.total_bytes: int = head["total_bytes"]
+            n, at = head["objects"], _aligned(head_end)
+            self.sizes: NDArray[np.uint64] = np.frombuffer(self._map, "<u8", n, at)
+            self._key_ends = np.frombuffer(self._map, "<u8", n + 1, at + 8 * n)
+            self._etag_ends = np.frombuffer(self._map, "<u8", n + 1, at + 8 * (2 * n + 1))
+            self._heap = at + 8 * (3 * n + 2)
+            if len(self._map) != self._heap + int(self._key_ends[-1] + self._etag_ends[-1]):
+                raise ValueError(f"its {len(self._map):,} bytes are not what its head announces")
+        except (ValueError, KeyError) as e:
+            raise CacheError(f"{self.path} is no manifest ({e}); remove it and open the data set again") from e
         self._named = functools.lru_cache(_KEPT_NAMES)(self._name)
 
     @classmethod
@@ -73,24 +80,30 @@ class Manifest:
         if not parsed.key.endswith("/"):
             single = find_object(parsed, storage_options) if parsed.key else None
             if single is not None:
-                return cls._write(parent_url(parsed), [single], folder)
+                return cls._write(parse_url(parent_url(parsed)), [single], folder)
             parsed = parsed._replace(key=f"{parsed.key}/" if parsed.key else "")
         found = list_objects(parsed, storage_options)
         # Quick listings show no bar.
         bar = tqdm(found, desc=f"listing {parsed}", unit=" objects", delay=1, disable=not progress)
-        objects = list(bar)
-        if not objects:
-            raise NotFoundError(f"there is nothing at or under {parsed}; check the spelling, or list the bucket")
-        return cls._write(str(parsed), objects, folder)
+        return cls._write(parsed, bar, folder)
 
     @classmethod
     def from_objects(
         cls, url: str, objects: Iterable[tuple[str, int, str]], *, folder: str | os.PathLike[str] | None = None
     ) -> Manifest:
-        """Return the manifest of objects given as (url, size in bytes, etag), all under `url`."""
+        """Return the manifest of objects given as (url, size in bytes, etag), all under `url`.
+
+        Raises `ConfigError` for one that is not.
+        """
         parsed = parse_url(url)
         root = parsed if not parsed.key or parsed.key.endswith("/") else parsed._replace(key=parsed.key + "/")
-        return cls._write(str(root), [Listed(parse_url(u).key, size, etag) for u, size, etag in objects], folder)
+
+        def listed(url: str, size: int, etag: str) -> Listed:
+            if not url.startswith(str(root)):
+                raise ConfigError(f"{url} is not under {root}: give the URL that all objects have in common")
+            return Listed(url[len(root.root) :], size, etag)
+
+        return cls._write(root, (listed(*one) for one in objects), folder)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -98,35 +111,30 @@ class Manifest:
         return cls(path)
 
     @classmethod
-    def _write(cls, url: str, objects: list[Listed], folder: str | os.PathLike[str] | None) -> Manifest:
-        parsed = parse_url(url)
-        prefix = len(parsed.key)
-        rows = sorted((_encoded(o.key[prefix:]), o.size, o.etag.encode()) for o in objects)
-        keys, etags = b"".join(row[0] for row in rows), b"".join(row[2] for row in rows)
-        sizes = np.array([row[1] for row in rows], "<u8")
-        key_ends = np.cumsum([0, *(len(row[0]) for row in rows)], dtype="<u8")
-        etag_ends = np.cumsum([0, *(len(row[2]) for row in rows)], dtype="<u8")
-        columns = sizes.tobytes() + key_ends.tobytes()
+    def _write(cls, root: Url, objects: Iterable[Listed], folder: str | os.PathLike[str] | None) -> Manifest:
+        keys, etags, sizes = _Texts(), _Texts(), array("Q")
+        for found in objects:
+            keys.add(_encoded(found.key[len(root.key) :]))
+            etags.add(found.etag.encode())
+            sizes.append(found.size)
+        if not sizes:
+            raise NotFoundError(f"there is nothing at or under {root}; check the spelling, or list the bucket")
+        order = sorted(range(len(sizes)), key=keys.__getitem__)
+        if order != list(range(len(sizes))):
+            keys, etags, sizes = keys.take(order), etags.take(order), array("Q", map(sizes.__getitem__, order))
         # A copy of a folder is the same data, although its files have other inodes and times.
-        versions = b"" if parsed.scheme in _LOCAL_SCHEMES else etag_ends.tobytes() + etags
-        fingerprint = xxhash.xxh3_128_hexdigest(columns + keys + versions)
-        head = json.dumps(
-            {
-                "url": url,
-                "objects": len(rows),
-                "fingerprint": fingerprint,
-                "total_bytes": int(sizes.sum(dtype=np.uint64)),
-            }
-        ).encode()
-        start = _MAGIC + head + b"\n"
-        content = start.ljust(_aligned(len(start)), b"\0") + columns + etag_ends.tobytes() + keys + etags
-        temporary = None
-        if folder is None:
-            temporary = tempfile.TemporaryDirectory(prefix="bucketfeed-")
-            folder = temporary.name
-        path = Path(folder) / f"{xxhash.xxh3_128_hexdigest(content)}.manifest"
-        if not path.exists():
-            _publish(path, content)
+        versions = () if root.scheme in _LOCAL_SCHEMES else (etags.ends, etags.text)
+        head = {
+            "url": str(root),
+            "objects": len(sizes),
+            "fingerprint": _digest(sizes, keys.ends, keys.text, *versions),
+            "total_bytes": sum(sizes),
+        }
+        start = _MAGIC + json.dumps(head).encode() + b"\n"
+        parts = (start.ljust(_aligned(len(start)), b"\0"), sizes, keys.ends, etags.ends, keys.text, etags.text)
+        temporary = tempfile.mkdtemp(prefix="bucketfeed-") if folder is None else None
+        path = Path(folder or temporary or "") / f"{_digest(*parts)}.manifest"
+        _publish(path, parts)
         manifest = cls(path)
         if temporary is not None:
             weakref.finalize(manifest, _clean_up, temporary, os.getpid())
@@ -160,6 +168,7 @@ class Manifest:
         return (self.object_url(i) for i in range(len(self)))
 
     def _name(self, i: int) -> tuple[str, str]:
+        i = range(len(self))[i]
         heap = self._heap
         key = self._map[heap + int(self._key_ends[i]) : heap + int(self._key_ends[i + 1])]
         heap += int(self._key_ends[-1])
@@ -173,6 +182,34 @@ class Manifest:
         return f"Manifest({self.url!r}, objects={len(self):,}, bytes={self.total_bytes:,})"
 
 
+class _Texts:
+    """Many short texts, one after the other, and where each ends: a fifth of the memory of lists."""
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self.ends = array("Q", [0])
+
+    def add(self, text: bytes) -> None:
+        self.text += text
+        self.ends.append(len(self.text))
+
+    def take(self, order: Iterable[int]) -> _Texts:
+        taken = _Texts()
+        for i in order:
+            taken.add(self[i])
+        return taken
+
+    def __getitem__(self, i: int) -> bytes:
+        return bytes(self.text[self.ends[i] : self.ends[i + 1]])
+
+
+def _digest(*parts: bytes | bytearray | array[int]) -> str:
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def _encoded(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")  # a file name need not be UTF-8
 
@@ -181,16 +218,24 @@ def _aligned(offset: int) -> int:
     return -(-offset // 8) * 8
 
 
-def _publish(path: Path, content: bytes) -> None:
+def _publish(path: Path, parts: Iterable[bytes | bytearray | array[int]]) -> None:
+    written = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    except OSError as e:
-        raise CacheError(f"the manifest can't be written to {path.parent}: {e}; choose another cache folder") from e
+            written = file.name
+            for part in parts:
+                file.write(part)
+        os.replace(written, path)
+    except BaseException as e:
+        if written is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(written)
+        if isinstance(e, OSError):
+            raise CacheError(f"the manifest can't be written to {path.parent}: {e}; choose another cache folder") from e
+        raise
 
 
-def _clean_up(temporary: tempfile.TemporaryDirectory[str], pid: int) -> None:
+def _clean_up(temporary: str, pid: int) -> None:
     if os.getpid() == pid:  # a forked worker that ends must not take its parent's file along
-        temporary.cleanup()
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from bucketfeed.store.faults import Fault, changed_error, fault_of
+from bucketfeed.store.faults import Fault, changed_error, check_version, fault_of
 from bucketfeed.store.fetching import read_planned
 from bucketfeed.store.fsspec import FsspecReader
 from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer, Counter, Range
 from bucketfeed.store.s3 import S3Access
 from bucketfeed.store.urls import parse_url
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class _Runtime:
@@ -33,7 +36,7 @@ class ObstoreReader:
     """A `RangeReader` of `s3://` URLs. `access` is `resolved`, so that it holds in every process.
 
     In a forked child of a process that has used obstore, and for keys that obstore's paths cannot say ("//", a
-    leading or trailing "/", "." and ".." between slashes), it reads through s3fs.
+    leading or trailing "/", "." and ".." between slashes, control characters), it reads through s3fs.
     """
 
     is_local = False
@@ -71,7 +74,9 @@ class ObstoreReader:
         if range.etag:
             options["if_match"] = range.etag
         try:
-            return memoryview(obstore.get(store, key, options=options).bytes())
+            reply = obstore.get(store, key, options=options)
+            check_version(range, reply.meta["e_tag"])
+            return memoryview(reply.bytes())
         except Exception as e:
             if fault_of(e) is Fault.CHANGED:
                 raise changed_error(range.url, range.etag, obstore.head(store, key)["e_tag"]) from e
@@ -89,4 +94,4 @@ class ObstoreReader:
 
 def _sayable(url: str) -> bool:
     key = parse_url(url).key
-    return bool(key) and all(part not in ("", ".", "..") for part in key.split("/"))
+    return not _CONTROL.search(key) and all(part not in ("", ".", "..") for part in key.split("/"))

@@ -31,7 +31,7 @@ def plan(
     """Return the requests that cover `ranges`; empty ranges need none.
 
     Ranges of one object version are merged where they touch, overlap, or leave a gap of at most `max_gap_bytes`,
-    while the unasked bytes stay below `max_waste` of the request and the request below `max_bytes`.
+    while the unasked bytes stay within `max_waste` of the request and the request within `max_bytes`.
     """
     order = sorted((r.url, r.etag or "", r.start, r.stop, place) for place, r in enumerate(ranges) if r.stop > r.start)
     fetches: list[Fetch] = []
@@ -39,7 +39,7 @@ def plan(
     for *_, place in order:
         new = ranges[place]
         if fetches:
-            last = fetches[-1].range
+            last, places = fetches[-1]
             gap = max(0, new.start - last.stop)
             stop = max(last.stop, new.stop)
             if (
@@ -48,7 +48,8 @@ def plan(
                 and waste + gap <= max_waste * (stop - last.start)
                 and (stop - last.start <= max_bytes or stop == last.stop)
             ):
-                fetches[-1] = Fetch(last._replace(stop=stop), [*fetches[-1].places, place])
+                places.append(place)
+                fetches[-1] = Fetch(last._replace(stop=stop), places)
                 waste += gap
                 continue
         fetches.append(Fetch(new, [place]))

@@ -24,11 +24,15 @@ class PerProcess(Generic[T]):
     def get(self) -> T:
         """Return this process's value."""
         pid = os.getpid()
-        if pid not in self._values:
-            value = self._factory()
+        try:
+            return self._values[pid]
+        except KeyError:
             # What the parent left here stays referenced: closing an inherited client here could hang.
-            self._values.setdefault(pid, value)
-        return self._values[pid]
+            return self._values.setdefault(pid, self._factory())
+
+    def forget(self) -> None:
+        """Let the next `get` in this process make a new value."""
+        self._values.pop(os.getpid(), None)
 
     def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[Callable[[], T]]]:
         return type(self), (self._factory,)

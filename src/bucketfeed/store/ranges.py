@@ -56,17 +56,18 @@ class Counter:
 
     def __init__(self) -> None:
         self._lock = PerProcess(threading.Lock)  # a fork while another thread counts must not leave it held
-        self._counts = Counts()
+        self._amounts = dict.fromkeys((f.name for f in fields(Counts)), 0)
 
     def add(self, **amounts: int) -> None:
         """Add to the named counts, e.g. ``counter.add(requests=1, bytes_fetched=n)``."""
-        more = Counts(**amounts)
         with self._lock.get():
-            self._counts = self._counts + more
+            for name, amount in amounts.items():
+                self._amounts[name] += amount
 
     def counts(self) -> Counts:
         """Return what was counted so far."""
-        return self._counts
+        with self._lock.get():
+            return Counts(**self._amounts)
 
     def __reduce__(self) -> tuple[type[Counter], tuple[()]]:
         return Counter, ()

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from bucketfeed.store.faults import our_error
 from bucketfeed.store.fsspec import FsspecReader, open_filesystem
 from bucketfeed.store.local import LocalReader
 from bucketfeed.store.obstore import ObstoreReader
@@ -20,16 +19,13 @@ def open_reader(
 ) -> ObstoreReader | FsspecReader | LocalReader:
     """Return the reader of ranges for objects at or under `url`.
 
-    obstore for S3, plain file reads for paths, fsspec for all else. Raises `ConfigError` for an unknown scheme.
+    obstore for S3, plain file reads for paths, fsspec for all else. Raises `ConfigError` for an unknown scheme and for
+    options that cannot work.
     """
     parsed = parse_url(url)
     if parsed.scheme == "file":
         return LocalReader(counter=counter)
     if parsed.scheme == "s3":
-        access = S3Access.from_options(storage_options)
-        try:
-            return ObstoreReader(access.resolved(parsed.bucket), counter=counter)
-        except Exception as e:
-            raise our_error(e, str(parsed)) from e
+        return ObstoreReader(S3Access.from_options(storage_options).resolved(parsed.bucket), counter=counter)
     open_filesystem(parsed.scheme, storage_options or {})  # says at once what is wrong with scheme or options
     return FsspecReader(parsed.scheme, storage_options or {}, counter=counter)

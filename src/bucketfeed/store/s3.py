@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from bucketfeed.errors import ConfigError
 
-_CONNECT_SECONDS, _READ_SECONDS = 10, 30
+_CONNECT_SECONDS, _READ_SECONDS = 10, 30  # the second is for silence: a slow body may take its time
+_REQUEST_SECONDS = 600
 _FRESH_SECONDS = 300  # how long obstore keeps credentials before it asks the chain again; the chain renews in time
 _CONNECTIONS = 64
+_AWS_HOST = re.compile(r"s3(\.[a-z0-9-]+)?\.amazonaws\.com")  # what obstore can build by itself: no FIPS, no dual stack
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class S3Access:
     profile: str | None = None
     anonymous: bool = False
     requester_pays: bool = False
+    verify: bool | str | None = None  # False, or a file of certificate authorities
     key: str | None = field(default=None, repr=False)
     secret: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
@@ -56,17 +61,19 @@ class S3Access:
             profile=options.pop("profile", None),
             anonymous=bool(options.pop("anon", False)),
             requester_pays=bool(options.pop("requester_pays", False)),
+            verify=options.pop("verify", client.pop("verify", None)),
             key=key,
             secret=secret,
             token=token,
             config=tuple(sorted((options.pop("config_kwargs", None) or {}).items())),
         )
         client.pop("endpoint_url", None)
-        unknown = sorted({*options, *client} - {"use_ssl", "verify", "asynchronous", "loop", "skip_instance_cache"})
+        client.pop("verify", None)
+        unknown = sorted({*options, *client} - {"use_ssl", "asynchronous", "loop", "skip_instance_cache"})
         if unknown:
             raise ConfigError(
                 f"unknown storage_options for S3: {', '.join(unknown)}; known are key, secret, token, anon, profile, "
-                "endpoint_url, region, requester_pays, client_kwargs and config_kwargs"
+                "endpoint_url, region, requester_pays, verify, client_kwargs and config_kwargs"
             )
         return access
 
@@ -77,36 +84,40 @@ class S3Access:
         return boto3.Session(profile_name=self.profile, region_name=self.region)
 
     def client(self) -> Any:
-        """Return a boto3 S3 client whose only retry rule is ours."""
+        """Return a boto3 S3 client whose only retry rule is ours. Raises `ConfigError` for settings it refuses."""
         from botocore import UNSIGNED
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
 
-        settings = dict(self.config) | {
-            "connect_timeout": _CONNECT_SECONDS,
-            "read_timeout": _READ_SECONDS,
-            "retries": {"total_max_attempts": 1},
-        }
-        if self.endpoint_url is not None:
-            settings.setdefault("s3", {"addressing_style": "path"})
+        settings = self._settings()
         if self.anonymous:
             settings["signature_version"] = UNSIGNED
-        return self.session().client(
-            "s3",
-            endpoint_url=self.endpoint_url,
-            aws_access_key_id=self.key,
-            aws_secret_access_key=self.secret,
-            aws_session_token=self.token,
-            config=Config(**settings),
-        )
+        try:
+            return self.session().client(
+                "s3",
+                endpoint_url=self.endpoint_url,
+                verify=self.verify,
+                aws_access_key_id=self.key,
+                aws_secret_access_key=self.secret,
+                aws_session_token=self.token,
+                config=Config(**settings),
+            )
+        except (BotoCoreError, ValueError, TypeError) as e:
+            raise ConfigError(
+                f"no S3 client can be made: {e}; check storage_options (endpoint_url with https://, profile, region, "
+                "config_kwargs) and your AWS configuration"
+            ) from e
 
     def resolved(self, bucket: str) -> S3Access:
         """Return this access with endpoint and region filled in, so that other processes need not look them up."""
         client = self.client()
         endpoint = client.meta.endpoint_url
-        host = urlsplit(endpoint).hostname or ""
-        if host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
-            return replace(self, endpoint_url=None, region=self.region or _bucket_region(client, bucket))
-        return replace(self, endpoint_url=endpoint, region=self.region or client.meta.region_name or "us-east-1")
+        verify = self.session()._session.get_config_variable("ca_bundle") if self.verify is None else self.verify
+        if _AWS_HOST.fullmatch(urlsplit(endpoint).hostname or ""):
+            region = self.region or _bucket_region(client, bucket)
+            return replace(self, endpoint_url=None, region=region, verify=verify)
+        region = self.region or client.meta.region_name or "us-east-1"
+        return replace(self, endpoint_url=endpoint, region=region, verify=verify)
 
     def obstore(self, bucket: str) -> Any:
         """Return an obstore client for `bucket` that asks the same chain for credentials. Call on `resolved` access."""
@@ -114,34 +125,34 @@ class S3Access:
 
         config: Any = {"region": self.region or "us-east-1"}
         if self.endpoint_url is not None:
+            style = self._settings()["s3"].get("addressing_style")
             config["endpoint"] = self.endpoint_url
-            config["virtual_hosted_style_request"] = False
+            config["virtual_hosted_style_request"] = style == "virtual"
         if self.anonymous:
             config["skip_signature"] = True
         if self.requester_pays:
             config["request_payer"] = True
+        options: Any = {
+            "allow_http": True,
+            "connect_timeout": f"{_CONNECT_SECONDS}s",
+            "read_timeout": f"{_READ_SECONDS}s",
+            "timeout": f"{_REQUEST_SECONDS}s",
+        }
+        if self.verify is False:
+            options["allow_invalid_certificates"] = True
+        elif isinstance(self.verify, str):
+            options["root_certificate"] = Path(self.verify).read_bytes()
         return S3Store(
             bucket,
             config=config,
-            client_options={
-                "allow_http": True,
-                "connect_timeout": f"{_CONNECT_SECONDS}s",
-                "timeout": f"{_READ_SECONDS}s",
-            },
+            client_options=options,
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=_READ_SECONDS)},
             credential_provider=None if self.anonymous else self._provider(),
         )
 
     def s3fs_options(self) -> dict[str, Any]:
         """Return the same for s3fs, which goes through aiobotocore and the same chain."""
-        config = dict(self.config) | {
-            "connect_timeout": _CONNECT_SECONDS,
-            "read_timeout": _READ_SECONDS,
-            "retries": {"total_max_attempts": 1},
-            "max_pool_connections": _CONNECTIONS,
-        }
-        if self.endpoint_url is not None:
-            config.setdefault("s3", {"addressing_style": "path"})
+        client = {"region_name": self.region, "verify": self.verify}
         return {
             "key": self.key,
             "secret": self.secret,
@@ -150,9 +161,19 @@ class S3Access:
             "profile": self.profile,
             "endpoint_url": self.endpoint_url,
             "requester_pays": self.requester_pays,
-            "client_kwargs": {"region_name": self.region} if self.region else {},
-            "config_kwargs": config,
+            "client_kwargs": {name: value for name, value in client.items() if value is not None},
+            "config_kwargs": self._settings(),
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """Return botocore's settings: ours, then the user's, then no retries but our own."""
+        settings = {
+            "connect_timeout": _CONNECT_SECONDS,
+            "read_timeout": _READ_SECONDS,
+            "max_pool_connections": _CONNECTIONS,
+            "s3": {} if self.endpoint_url is None else {"addressing_style": "path"},
+        }
+        return settings | dict(self.config) | {"retries": {"total_max_attempts": 1}}
 
     def _provider(self) -> Any:
         """Return what obstore calls for credentials: those given, or the chain's, looked up at the first call."""

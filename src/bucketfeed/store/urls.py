@@ -11,6 +11,7 @@ from bucketfeed.errors import ConfigError
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
 # Those whose first part names a bucket (or host); elsewhere all that follows "://" is a path.
 _BUCKETS = {"s3", "gs", "az", "abfs", "http", "https"}
+_NAMED = re.compile(r"[A-Za-z0-9._\-]{1,255}")  # what boto3 takes for a bucket's name
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "local": "file"}
 
 
@@ -33,7 +34,7 @@ class Url(NamedTuple):
 def parse_url(url: str | os.PathLike[str]) -> Url:
     """Return the parts of `url`; a path without a scheme becomes an absolute `file://` URL.
 
-    Raises `ConfigError` for an empty URL or one without a bucket.
+    Raises `ConfigError` for an empty URL and for one without a bucket, or with one that can't be.
 
     >>> parse_url("s3://bucket//a#b?c")
     Url(scheme='s3', bucket='bucket', key='/a#b?c')
@@ -53,6 +54,10 @@ def parse_url(url: str | os.PathLike[str]) -> Url:
     bucket, _, key = rest.partition("/")
     if not bucket:
         raise ConfigError(f"{text!r} names no bucket: write {scheme}://bucket/prefix/")
+    if scheme in ("s3", "gs") and not _NAMED.fullmatch(bucket):
+        raise ConfigError(
+            f"{text!r} names a bucket {bucket!r}, which is no bucket name: write {scheme}://bucket/prefix/"
+        )
     return Url(scheme, bucket, key)
 
 
