@@ -31,8 +31,9 @@ EXIT_USAGE = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; start again to go on
 
 EPILOG = """\
-exit codes: 0 done; 1 an error that the last lines tell; 2 wrong arguments; 75 stopped by SIGTERM or Ctrl-C after
-saving, start the same command again to go on.
+exit codes: 0 done; 1 an error that the last lines tell; 2 wrong arguments; 75 stopped by SIGTERM or Ctrl-C: the step
+        under way is finished and saved to --checkpoint-dir, and the same command goes on there. torchrun's own exit
+        code is 1 for all of these but the first; launch.py's is 75 for the last.
 
 model:  a function that returns a torch.nn.Module; gets num_classes if it has such a parameter. The module is given
         batch["image"] and trained by cross entropy on batch["label"]; if it has training_step(batch), that gives the
@@ -40,7 +41,8 @@ model:  a function that returns a torch.nn.Module; gets num_classes if it has su
 decode: a function of one sample, a dict of "__key__" and fields of bytes. Without one, pictures are resized to
         --image-size and labelled by the field cls, or by the folder that their key lies in.
 
-files in --run-dir: metrics.jsonl (one line an epoch and evaluation), audit-rank*.jsonl (with --audit)."""
+files in --run-dir: metrics.jsonl (one line an epoch and evaluation), audit-rank*.jsonl (with --audit), and curves for
+        TensorBoard where that is installed."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,7 +51,11 @@ def parser() -> argparse.ArgumentParser:
 
     defaults: dict[str, Any] = {f.name: f.default for f in fields(TrainConfig) if f.default is not MISSING}
     p = argparse.ArgumentParser(
-        prog="train.py", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="train.py",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
 
     def option(group: Any, name: str, help: str, **more: Any) -> None:
@@ -86,17 +92,17 @@ def parser() -> argparse.ArgumentParser:
     option(training, "--batch-size", "samples a batch, on each rank", type=int, metavar="N")
     option(training, "--seed", "of order, weights and random draws", type=int, metavar="N")
     option(training, "--model", "your own model (default: a small convolutional network)", metavar="MODULE:FUNCTION")
-    option(training, "--lr", "highest learning rate of AdamW", type=float)
-    option(training, "--weight-decay", "of AdamW", type=float)
+    option(training, "--lr", "highest learning rate of AdamW", type=float, metavar="X")
+    option(training, "--weight-decay", "of AdamW", type=float, metavar="X")
     option(training, "--warmup-steps", "steps of linear rise before the cosine", type=int, metavar="N")
     option(training, "--grad-accum", "batches a step of the optimizer", type=int, metavar="N")
-    option(training, "--clip-norm", "largest norm of the gradient", type=float)
+    option(training, "--clip-norm", "largest norm of the gradient", type=float, metavar="X")
     option(training, "--amp", "mixed precision: auto is bf16 or fp16 on a GPU", choices=("auto", "off", "bf16", "fp16"))
     option(training, "--device", "auto is a GPU where there is one", choices=("auto", "cpu", "cuda"))
     saving = p.add_argument_group("saving")
     option(saving, "--checkpoint-dir", "where to save: a folder or an fsspec URL", metavar="DIR_OR_URL")
     option(saving, "--resume", "go on from the newest checkpoint there, or not", choices=("auto", "never"))
-    option(saving, "--save-seconds", "save at least this often", type=float)
+    option(saving, "--save-seconds", "save at least this often", type=float, metavar="SECONDS")
     option(saving, "--save-steps", "save every so many steps as well", type=int, metavar="N")
     option(saving, "--run-dir", "folder for metrics and records", metavar="DIR")
     option(saving, "--audit", "record which samples each step took", action="store_true")
@@ -112,6 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     if endpoint_url is not None:
         given["storage_options"] = {**(given["storage_options"] or {}), "endpoint_url": endpoint_url}
     rank = os.environ.get("RANK", "0")
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells at INFO where it found credentials, each time
     logging.basicConfig(
         level=logging.INFO if rank == "0" else logging.WARNING,
         format="%(levelname).1s %(name)s: %(message)s" if rank == "0" else f"rank {rank} %(levelname).1s %(message)s",
@@ -130,7 +137,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"train.py: {type(e).__name__}: {e}", file=sys.stderr)
         return EXIT_ERROR
     except Stopped as e:
-        print(f"train.py: {e}", file=sys.stderr)
+        if rank == "0":
+            print(f"train.py: {e}", file=sys.stderr)
         return EXIT_STOPPED
     if rank == "0":
         print(json.dumps(result))

@@ -1,0 +1,1 @@
+"""Places that training runs in: each turns its surroundings into one configuration."""

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,24 @@ from typing import Any
 import torch
 import xxhash
 
-from bucketfeed.errors import CacheError, ResumeError
-from bucketfeed.store.faults import our_error
+from bucketfeed.errors import AccessError, BucketfeedError, CacheError, NotFoundError, ResumeError
+from bucketfeed.store.faults import Fault, fault_of, our_error
 from bucketfeed.store.fsspec import open_filesystem
 from bucketfeed.store.s3 import S3Access
 from bucketfeed.store.urls import parse_url
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"checkpoint-(\d{6})-(\d{14})-([0-9a-f]{16})\.pt")
+_NAME = re.compile(r"checkpoint-(\d{6,})\.epoch-\d+\.sample-\d+\.([0-9a-f]{16})\.pt")
 _KEPT = 2
+_SAVING = ".saving-"
 
 
 class Checkpoints:
-    """The checkpoints of one run, newest last. The last two are kept, so that a broken one has one before it.
+    """The checkpoints of one run. The last two are kept, so that a broken one has one before it.
 
-    A name tells epoch, position and checksum: `checkpoint-000001-00000000000640-<xxh3 of the file>.pt`.
+    A name tells how many were saved before it, where the run stood, and the file's xxh3:
+    `checkpoint-000007.epoch-1.sample-640.<16 hex digits>.pt`. The number, not the epoch, says which is newest: a run
+    that starts anew in the same place comes after what it finds there. One process of a run uses this.
     """
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
@@ -41,44 +45,61 @@ class Checkpoints:
         self._local = parsed.scheme == "file"
 
     def save(self, state: dict[str, Any], epoch: int, position: int) -> str:
-        """Write `state` and make it visible at once; then remove all but the last two. Returns its URL."""
+        """Write `state` and make it visible at once; then remove all but the last two. Returns its URL.
+
+        Raises `CacheError`, `AccessError` or `NotFoundError` where that cannot be done.
+        """
         try:
             if self._local:
                 os.makedirs(self._folder, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._folder if self._local else None, prefix=".saving-") as folder:
+                for left in Path(self._folder).glob(f"{_SAVING}*"):  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=self._folder if self._local else None, prefix=_SAVING) as folder:
                 written = Path(folder) / "state"
                 torch.save(state, written)
-                name = f"checkpoint-{epoch:06}-{position:014}-{_digest(written)}.pt"
-                if self._local:
-                    with written.open("rb") as file:
-                        os.fsync(file.fileno())
-                    os.replace(written, f"{self._folder}/{name}")
-                else:
-                    # An object appears when its upload is complete.
-                    self._files.put_file(str(written), f"{self._folder}/{name}")
+                number = max(map(_number, self._names()), default=-1) + 1
+                name = f"checkpoint-{number:06}.epoch-{epoch}.sample-{position}.{_digest(written)}.pt"
+                self._publish(written, name)
             for old in self._names()[:-_KEPT]:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.rm_file(f"{self._folder}/{old}")
-        except OSError as e:
-            raise CacheError(f"the checkpoint could not be written to {self.url}: {e}; free space or move it") from e
+        except BucketfeedError:
+            raise
+        except Exception as e:  # torch says a full disk by RuntimeError
+            raise _unwritable(self.url, e) from e
         return f"{self.url}/{name}"
 
     def load(self) -> dict[str, Any] | None:
         """Return the newest state that is whole, or None where there is none at all.
 
-        Raises `ResumeError` where there are checkpoints, but all of them are broken.
+        A broken one is passed over with a warning. Raises `ResumeError` where there are only broken ones, and
+        `AccessError` or `ReadError` where the store can't be read: an older state must not replace a newer one
+        because of the network.
         """
         names = self._names()
         for name in reversed(names):
             try:
                 return self._read(name)
-            except Exception as e:
-                _log.warning("checkpoint %s/%s is broken (%s); trying the one before it", self.url, name, e)
+            except (ResumeError, NotFoundError) as e:
+                _log.warning("%s; trying the checkpoint before it", e)
         if names:
             raise ResumeError(
-                f"none of the {len(names)} checkpoints in {self.url} can be read; start with --resume never"
+                f"none of the {len(names)} checkpoints in {self.url} is whole; start anew with --resume never"
             )
         return None
+
+    def _publish(self, written: Path, name: str) -> None:
+        if not self._local:
+            self._files.put_file(str(written), f"{self._folder}/{name}")  # appears when its upload is complete
+            return
+        with written.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(written, f"{self._folder}/{name}")
+        directory = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the name too must outlive a power cut before older ones go
+        finally:
+            os.close(directory)
 
     def _read(self, name: str) -> dict[str, Any]:
         match = _NAME.fullmatch(name)
@@ -87,9 +108,13 @@ class Checkpoints:
             path = Path(f"{self._folder}/{name}")
             if not self._local:
                 path = Path(folder) / "state"
-                self._files.get_file(f"{self._folder}/{name}", str(path))
-            if _digest(path) != match[3]:
-                raise ResumeError(f"the file's checksum is {_digest(path)}")
+                try:
+                    self._files.get_file(f"{self._folder}/{name}", str(path))
+                except Exception as e:
+                    raise our_error(e, f"{self.url}/{name}") from e
+            found = _digest(path)
+            if found != match[2]:
+                raise ResumeError(f"{self.url}/{name} is broken: its checksum is {found}")
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             return state
 
@@ -101,7 +126,22 @@ class Checkpoints:
             return []
         except Exception as e:
             raise our_error(e, self.url) from e
-        return sorted(name for path in listed if _NAME.fullmatch(name := path.rsplit("/", 1)[-1]))
+        names = (path.rsplit("/", 1)[-1] for path in listed)
+        return sorted(filter(_NAME.fullmatch, names), key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name.split("-")[1].split(".")[0])
+
+
+def _unwritable(url: str, error: Exception) -> BucketfeedError:
+    said = " ".join(str(error).split()) or type(error).__name__
+    match fault_of(error):
+        case Fault.MISSING:
+            return NotFoundError(f"no checkpoint can be written to {url}: {said}; make the bucket, or name another")
+        case Fault.REFUSED:
+            return AccessError(f"no checkpoint may be written to {url}: {said}; allow it, or name another place")
+    return CacheError(f"the checkpoint could not be written to {url}: {said}; free space, or name another place")
 
 
 def _digest(path: Path) -> str:

@@ -6,14 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from bucketfeed.errors import ConfigError
+from bucketfeed.store.sizes import parse_size
 
 Amp = Literal["auto", "off", "bf16", "fp16"]
 Resume = Literal["auto", "never"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """Options of `train`; `entrypoints/train.py --help` explains each."""
+    """Options of `train`; `entrypoints/train.py --help` explains each.
+
+    Raises `ConfigError` for values that can't work.
+    """
 
     data: str
     test_data: str | None = None
@@ -38,7 +43,7 @@ class TrainConfig:
     grad_accum: int = 1
     clip_norm: float | None = 1.0
     amp: Amp = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     num_workers: int = 0
     streams: int | None = None
     read_ahead_bytes: int | str | None = None
@@ -47,17 +52,22 @@ class TrainConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("grad_accum", 1),
-            ("image_size", 1),
-            ("warmup_steps", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name, known in (("amp", get_args(Amp)), ("resume", get_args(Resume)), ("device", ("auto", "cpu", "cuda"))):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        if self.lr <= 0 or self.save_seconds <= 0 or (self.save_steps is not None and self.save_steps < 1):
-            raise ConfigError("lr, save_seconds and save_steps must be greater than 0")
+        least = {
+            **dict.fromkeys(("epochs", "batch_size", "grad_accum", "image_size"), 1),
+            **dict.fromkeys(("num_classes", "save_steps", "streams"), 1),
+            **dict.fromkeys(("seed", "warmup_steps", "num_workers", "weight_decay"), 0),
+        }
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and not value >= bound:
+                raise ConfigError(f"{name} must be at least {bound}, not {value}")
+        for name in ("lr", "save_seconds", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:  # a comparison that NaN fails too
+                raise ConfigError(f"{name} must be greater than 0, not {value}")
+        for name, known in (("amp", Amp), ("resume", Resume), ("device", Device)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
+        for name in ("cache_limit", "read_ahead_bytes"):
+            if getattr(self, name) is not None:
+                parse_size(getattr(self, name), name)

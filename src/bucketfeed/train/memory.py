@@ -49,9 +49,10 @@ class PeakMemory:
             self.look()
             self._done.wait(self._every)
 
-    def look(self) -> None:
-        """Measure now."""
+    def look(self) -> int:
+        """Measure now; return the most seen so far."""
         self.peak_bytes = max(self.peak_bytes, tree_pss(os.getpid()))
+        return self.peak_bytes
 
     def __enter__(self) -> PeakMemory:
         self._thread.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class PictureDecode:
 
     classes: tuple[str, ...]
     size: int
+    num_classes: int
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return the decoded sample. Raises `ConfigError` where it has no picture or no label."""
@@ -47,10 +48,14 @@ class PictureDecode:
 
     def _label(self, sample: dict[str, Any]) -> int:
         if "cls" in sample:
-            return decoders.cls(sample["cls"])
+            label = decoders.cls(sample["cls"])
+            if not 0 <= label < self.num_classes:
+                raise ConfigError(f"the label is {label}, but --num-classes is {self.num_classes}: 0 is the first")
+            return label
         folder = folder_of(sample["__key__"])
         if folder not in self.classes:
-            raise ConfigError(f"no class for folder {folder!r}; the training data has {', '.join(self.classes)}")
+            known = ", ".join(self.classes) or "no folders, and the sample no field cls"
+            raise ConfigError(f"no class for folder {folder!r}; the training data has {known}")
         return self.classes.index(folder)
 
 
@@ -60,10 +65,13 @@ def folder_of(key: str) -> str:
 
 
 def find_classes(dataset: MapDataset) -> tuple[str, ...]:
-    """Return the names of the folders that hold objects, sorted: the classes of raw pictures. None for tars."""
+    """Return the names of the folders that hold objects, sorted: the classes of raw pictures.
+
+    Empty for tars, and where all objects lie at the top.
+    """
     if dataset.index.format != "raw":
         return ()
-    return tuple(sorted({folder_of(dataset.manifest.key(i)) for i in range(len(dataset.manifest))}))
+    return tuple(sorted({folder_of(dataset.manifest.key(i)) for i in range(len(dataset.manifest))} - {""}))
 
 
 def small_cnn(num_classes: int) -> nn.Module:
@@ -85,8 +93,16 @@ def small_cnn(num_classes: int) -> nn.Module:
     )
 
 
+class Outcome(NamedTuple):
+    """What a model made of a batch: the mean loss, how many samples it stands for, how many answers were right."""
+
+    loss: torch.Tensor
+    weight: int
+    right: torch.Tensor | None  # None where there is no telling
+
+
 class Step(nn.Module):
-    """From a batch to (loss, right answers, answers): what runs under DDP and mixed precision.
+    """From a batch to its `Outcome`: what runs under DDP and mixed precision.
 
     A model with a method `training_step(batch) -> loss` is asked for its loss; any other gets `batch["image"]` (or
     `batch[0]`) as floats and is trained by cross entropy on `batch["label"]` (or `batch[1]`).
@@ -96,15 +112,24 @@ class Step(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return the mean loss, how many answers were right (0 where there is no telling), and how many there were."""
+    def forward(self, batch: Any) -> Outcome:
+        """Return the outcome of `batch`. Raises `ConfigError` where it has no image or label."""
         own_step: Any = getattr(self.model, "training_step", None)
         if own_step is not None:
-            loss: torch.Tensor = own_step(batch)
-            return loss, torch.zeros((), device=loss.device), 0
-        inputs, labels = (batch["image"], batch["label"]) if isinstance(batch, dict) else (batch[0], batch[1])
+            return Outcome(own_step(batch), 1, None)
+        try:
+            inputs, labels = (batch["image"], batch["label"]) if isinstance(batch, dict) else (batch[0], batch[1])
+        except (KeyError, IndexError, TypeError) as e:
+            raise ConfigError(
+                f"the model needs a batch with 'image' and 'label' (or a pair), not {_shape(batch)}; let --decode "
+                "return these, or give the model a training_step(batch)"
+            ) from e
         if inputs.dtype == torch.uint8:
             inputs = inputs.float().div(127.5).sub(1)
         logits = self.model(inputs)
-        loss = nn.functional.cross_entropy(logits, labels)
-        return loss, (logits.argmax(1) == labels).sum(), len(labels)
+        right = (logits.argmax(1) == labels).sum()
+        return Outcome(nn.functional.cross_entropy(logits, labels), len(labels), right)
+
+
+def _shape(batch: Any) -> str:
+    return f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, dict) else type(batch).__name__

@@ -37,12 +37,12 @@ def resolve(name: str, option: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def call_with_known(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call `function` with those of `arguments` that it has parameters for."""
+def call_with_known(function: Callable[..., Any], **makers: Callable[[], Any]) -> Any:
+    """Call `function` with those arguments that it has parameters for (all, with `**`); only these are made."""
     parameters = inspect.signature(function).parameters.values()
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        arguments = {p.name: arguments[p.name] for p in parameters if p.name in arguments}
-    return function(**arguments)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters}
+    return function(**{name: make() for name, make in makers.items() if takes_all or name in names})
 
 
 def _public(module: Any) -> list[str]:

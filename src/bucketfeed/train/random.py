@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 
 def seed_all(seed: int) -> None:
@@ -17,21 +16,16 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def gathered() -> list[dict[str, Any]]:
-    """Return every rank's states, by rank: plain values and tensors."""
+def state() -> dict[str, Any]:
+    """Return the states of this rank's generators: plain values and tensors."""
     version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state()
-    state = {
+    return {
         "python": [version, list(words), gauss],
         "numpy": [legacy[0], legacy[1].tolist(), *legacy[2:]],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
-    if not dist.is_initialized():
-        return [state]
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, state)
-    return states
 
 
 def restore(state: dict[str, Any]) -> None:

@@ -1,50 +1,117 @@
-"""What the ranks of a run do together: meet, add up, agree to stop."""
+"""What the ranks of a run do together: meet, add up, agree, and hear of a stop."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from bucketfeed.errors import BucketfeedError, ConfigError
 from bucketfeed.sampling.topology import Topology
 
-_TIMEOUT = timedelta(minutes=10)
+T = TypeVar("T")
+
+# Bounds the wait for a rank that lives but does nothing, such as one that uploads a large checkpoint. A rank that dies
+# closes its connections, and the others hear of it at once.
+_TIMEOUT = timedelta(minutes=30)
+
+
+class Ranks:
+    """All ranks of a run, seen from one of them. Every rank must make the same calls in the same order.
+
+    Numbers and values go over gloo and the CPU, so that agreeing on something never waits for a GPU's queue.
+    """
+
+    def __init__(self, topology: Topology, group: dist.ProcessGroup | None = None) -> None:
+        self.topology = topology
+        self._group = group
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes what is written once."""
+        return self.topology.rank == 0
+
+    def summed(self, values: Iterable[float]) -> list[float]:
+        """Return each value added up over all ranks."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Iterable[float]) -> list[float]:
+        """Return the greatest of each value over all ranks."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def gathered(self, value: T) -> list[T]:
+        """Return every rank's value, by rank."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.topology.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Return to every rank what `make` returns on rank 0, or raise there what it raises of our errors."""
+        box: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                box[0] = make()
+            except BucketfeedError as e:
+                box[1] = e
+        if self._group is not None:
+            dist.broadcast_object_list(box, src=0, group=self._group)
+        value, error = box
+        if error is not None:
+            raise error
+        return value  # type: ignore[no-any-return]
+
+    def check_same(self, what: str, value: str) -> None:
+        """Raise `ConfigError` on every rank unless all of them have the same `value`."""
+        values = self.gathered(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise ConfigError(
+                    f"{what} differs between the ranks: rank 0 has {values[0]}, rank {rank} has {other}; give all of "
+                    "them the same arguments, and leave the bucket as it is while they start"
+                )
+
+    def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite `tensors` with those of rank 0."""
+        if self._group is not None:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)  # over the group of the device that they are on
+
+    def wait_for_all(self) -> None:
+        """Return when every rank has come here."""
+        self.summed([0.0])
+
+    def _reduced(self, values: Iterable[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        if self._group is not None:
+            dist.all_reduce(tensor, how, group=self._group)
+        return tensor.tolist()
 
 
 @contextlib.contextmanager
-def process_group(topology: Topology, device: torch.device) -> Iterator[None]:
-    """Join the process group where there are several ranks: nccl for GPUs, else gloo."""
-    if topology.world_size == 1 or dist.is_initialized():
-        yield
+def joined(topology: Topology, device: torch.device) -> Iterator[Ranks]:
+    """Join the other ranks for the `with` block: gradients by nccl on GPUs, else by gloo.
+
+    A process group that is there already (Ray Train makes one) is used, and left in place.
+    """
+    if topology.world_size == 1:
+        yield Ranks(topology)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    own = not dist.is_initialized()
+    if own:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
-        yield
+        yield Ranks(topology, dist.new_group(backend="gloo", timeout=_TIMEOUT))
     finally:
-        dist.destroy_process_group()
-
-
-def summed(values: list[float], device: torch.device) -> list[float]:
-    """Return each value added up over all ranks."""
-    return _reduced(values, device, dist.ReduceOp.SUM)
-
-
-def largest(values: list[float], device: torch.device) -> list[float]:
-    """Return the greatest of each value over all ranks."""
-    return _reduced(values, device, dist.ReduceOp.MAX)
-
-
-def _reduced(values: list[float], device: torch.device, how: dist.ReduceOp.RedOpType) -> list[float]:
-    if not dist.is_initialized():
-        return values
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, how)
-    return tensor.tolist()
+        if own:
+            dist.destroy_process_group()
 
 
 class StopSignal:

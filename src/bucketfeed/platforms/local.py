@@ -1,0 +1,53 @@
+"""Starts training on this machine: one process, or several by torchrun, on a given bucket or a mocked one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from bucketfeed.errors import ConfigError
+
+STOPPED = 75  # EX_TEMPFAIL, which train.py returns when it was asked to stop
+
+
+def train_command(script: Path, arguments: Sequence[str], *, processes: int = 1) -> list[str]:
+    """Return the command that runs the training script in `processes` processes."""
+    if processes < 1:
+        raise ConfigError(f"--nproc-per-node must be at least 1, not {processes}")
+    if not script.is_file():
+        raise ConfigError(f"no training script at {script}")
+    if processes == 1:
+        return [sys.executable, str(script), *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [*torchrun, str(script), *arguments]
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run `command` to its end and return its exit code.
+
+    SIGTERM and Ctrl-C reach it once, and are waited for. `STOPPED` is returned where they have ended it: torchrun's
+    own exit code tells only that it did not come to the end.
+    """
+    process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, start_new_session=True)
+    told = False
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        told = True
+        # Both as SIGTERM: torchrun gives its processes little time after a Ctrl-C.
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return STOPPED if told and code else code
