@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import uuid
 from pathlib import Path
 
@@ -102,6 +103,40 @@ def test_a_reader_used_before_works_in_a_child_of_every_start_method_c014(
     assert child.exitcode == 0
 
 
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_children_started_in_the_middle_of_a_prefetch_read_on_c014(moto_bucket: MotoBucket, start_method: str):
+    ranges = [Range(f"{moto_bucket.url}{n}", 0, 5, moto_bucket.put(str(n), b"bytes")) for n in range(3)]
+    reader = open_reader(moto_bucket.url, moto_bucket.storage_options)
+    running, stop = threading.Event(), threading.Event()
+
+    def prefetch() -> None:
+        while not stop.is_set():
+            reader.read(ranges)
+            running.set()
+
+    threads = [threading.Thread(target=prefetch) for _ in range(2)]
+    context = multiprocessing.get_context(start_method)
+    try:
+        for thread in threads:
+            thread.start()
+        assert running.wait(30)
+        children = []
+        for _ in range(4):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=read_and_send, args=(reader, ranges, theirs), daemon=True)
+            child.start()
+            children.append((child, ours))
+        for child, ours in children:
+            assert ours.poll(60), f"a {start_method} child hangs"
+            assert ours.recv() == [b"bytes"] * 3
+            child.join(60)
+            assert child.exitcode == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+
+
 def test_the_endpoint_and_keys_come_from_the_environment_as_well(
     moto_bucket: MotoBucket, monkeypatch: pytest.MonkeyPatch
 ):
@@ -167,6 +202,7 @@ def test_secrets_stay_out_of_reprs(moto_bucket: MotoBucket):
         ("nosuch://a/b", {}, "nosuch"),
         ("", {}, "empty"),
         ("s3://", {}, "no bucket"),
+        ("s3://no bucket/x", {}, "'no bucket'"),
         ("s3://bucket/", {"keey": "a"}, "keey"),
         ("s3://bucket/", {"key": "a"}, "both 'key' and 'secret'"),
     ],

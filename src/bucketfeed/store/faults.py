@@ -82,10 +82,16 @@ _BY_NAME = {
 _CODE_IN_TEXT = re.compile(r"<Code>(\w+)</Code>")
 _ELEMENT = re.compile(r"<(Code|Message|StorageClass)>(.*?)</")
 _STATUS_IN_TEXT = re.compile(r"\bstatus(?: code)?:? (\d{3})\b")
-_PASSING_IN_TEXT = re.compile(
-    r"error sending request|error decoding response|timed? ?out|connection|incomplete|request or response body",
-    re.IGNORECASE,
-)
+# What HTTP libraries raise when a request did not get through, by package and class.
+_PASSING_KINDS = {
+    "aiohttp.ClientError",
+    "botocore.ConnectionError",
+    "botocore.HTTPClientError",
+    "botocore.IncompleteReadError",
+    "urllib3.HTTPError",
+}
+# obstore has one class for all of that.
+_PASSING_IN_TEXT = re.compile(r"HTTP error|timed? ?out|connection", re.IGNORECASE)
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -105,14 +111,11 @@ def fault_of(error: BaseException) -> Fault:
             return Fault.MISSING
         if isinstance(e, PermissionError):
             return Fault.REFUSED
-    first = next(_causes(error))
-    module = type(first).__module__
-    foreign = module.startswith(("botocore", "aiobotocore", "aiohttp", "urllib3", "obstore", "s3fs", "gcsfs"))
-    if foreign and "certificate" in str(first).lower():
-        return Fault.UNTRUSTED
-    if foreign and _PASSING_IN_TEXT.search(f"{type(first).__name__} {first}"):
-        return Fault.PASSING
-    return Fault.PASSING if isinstance(first, OSError) and module.startswith(("aiohttp", "botocore")) else Fault.LASTING
+    for e in _causes(error):
+        kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(e).__mro__}
+        if kinds & _PASSING_KINDS or ("obstore.GenericError" in kinds and _PASSING_IN_TEXT.search(_brief(e))):
+            return Fault.UNTRUSTED if "certificate" in str(e).lower() else Fault.PASSING
+    return Fault.LASTING
 
 
 def our_error(error: BaseException, what: str, *, etag: str | None = None, tries: int = 1) -> BucketfeedError:
@@ -196,17 +199,22 @@ def _code(error: BaseException) -> tuple[str | None, int | None]:
 
 
 def _said(error: BaseException) -> str:
-    """Return the store's own words, else the library's, without the debug tree that obstore appends."""
+    """Return the store's own words, else the library's."""
     for last in _causes(error):
         response = getattr(last, "response", None)  # botocore's ClientError
         if isinstance(response, dict) and "Error" in response:
             said = response["Error"]
             return _told(said.get("Code"), said.get("Message"), said.get("StorageClass"))
-    text = " ".join(str(last).split("\n\nDebug source:")[0].split()) or "no further text"
+    text = _brief(last)
     reply = dict(_ELEMENT.findall(text))
     if "Code" in reply:
         return _told(reply["Code"], reply.get("Message"), reply.get("StorageClass"))
     return f"{type(last).__name__}: {text[:400]}"
+
+
+def _brief(error: BaseException) -> str:
+    """Return the error's text in one line, without the debug tree that obstore appends."""
+    return " ".join(str(error).split("\n\nDebug source:")[0].split()) or "no further text"
 
 
 def _told(code: str | None, message: str | None, storage_class: str | None) -> str:
