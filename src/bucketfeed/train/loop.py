@@ -152,13 +152,13 @@ class _Run:
                 taken, group = 0, min(self.config.grad_accum, left)
             taken, left = taken + 1, left - 1
             complete = taken == group
+            if self.audit is not None:
+                self.audit.took(epoch, self.loader.state_dict()["position"], _keys(batch))
             with self._no_sync(not complete):
                 with self.autocast():
                     outcome: Outcome = self.parallel(moved(batch, self.device))
                 self.scaler.scale(outcome.loss / group).backward()  # type: ignore[no-untyped-call]
             sums.add(outcome)
-            if self.audit is not None:
-                self.audit.took(epoch, self.loader.state_dict()["position"], _keys(batch))
             if complete:
                 self._optimize()
                 self._save_or_stop()
