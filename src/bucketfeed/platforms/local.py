@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from bucketfeed.errors import ConfigError
 
@@ -28,13 +29,20 @@ def train_command(script: Path, arguments: Sequence[str], *, processes: int = 1)
     return [*torchrun, str(script), *arguments]
 
 
+def start(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start `command` with this process's environment and what `environment` adds; options as `Popen`'s."""
+    return subprocess.Popen(command, env={**os.environ, **(environment or {})}, **options)
+
+
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run `command` to its end and return its exit code.
 
     SIGTERM and Ctrl-C reach it once, and are waited for. `STOPPED` is returned where they have ended it: torchrun's
     own exit code tells only that it did not come to the end.
     """
-    process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, start_new_session=True)
+    process = start(command, environment, start_new_session=True)
     told = False
 
     def pass_on(number: int, frame: FrameType | None) -> None:

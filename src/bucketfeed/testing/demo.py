@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bucketfeed.errors import BucketfeedError, ConfigError
-from bucketfeed.platforms.local import train_command
+from bucketfeed.platforms.local import start, train_command
 from bucketfeed.testing.digits import digits_bucket, digits_options
 from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.testing.report import Run, draw, table
@@ -114,9 +113,9 @@ class _Demo:
             *("--cache-limit", "1GB", "--run-dir", str(self._run_dir / name)),
         ]
         # One computing thread: so small a network gains nothing from two, and loses much where others use the cores.
-        environment = {**os.environ, **self._bucket.server.environment, "OMP_NUM_THREADS": "1"}
+        environment = {**self._bucket.server.environment, "OMP_NUM_THREADS": "1"}
         command = train_command(self._script, arguments, processes=processes)
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        return start(command, environment, stdout=subprocess.PIPE, text=True)
 
 
 def _emptied(run_dir: Path) -> Path:
