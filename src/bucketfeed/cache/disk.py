@@ -1,26 +1,21 @@
-"""The node's disk cache: one file for each extent, shared by all processes without a daemon.
-
-The temporary file of an extent is its lock and its reservation: whoever holds the lock fetches, others wait for the
-published file. The kernel drops the lock of a process that dies, so nothing stays behind that could block.
-"""
+"""The node's disk cache: one file for each extent, shared by all processes without a daemon."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 import xxhash
 
-from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, file_intact, trailer
+from bucketfeed.cache.claim import Claim, take_claim
+from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, hold, intact
 from bucketfeed.cache.room import Room
 from bucketfeed.errors import CacheError, ConfigError
 from bucketfeed.store.ranges import Buffer, Range
@@ -31,6 +26,7 @@ _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 150.0  # for another process's fetch: longer than all its retries together
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.05
 _TOUCH_NS = 1_000_000_000  # last use is noted no finer than this
+_MAX_VERIFIED = 1 << 16  # names of files: bounds what they take in memory to about 10 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,12 @@ class DiskCache:
         self.folder = Path(platformdirs.user_cache_dir("bucketfeed") if folder is None else folder).absolute()
         _prepare(self.folder)
         if limit_bytes is None:
-            used = Room(self.folder, 0).used_bytes()
-            limit_bytes = (shutil.disk_usage(self.folder).free + used) // 2
+            limit_bytes = (shutil.disk_usage(self.folder).free + Room(self.folder, 0).noted_bytes()) // 2
         self.limit_bytes = parse_size(limit_bytes, "limit_bytes")
         if self.limit_bytes < 1:
-            raise ConfigError("limit_bytes must be at least 1; to read without a cache, pass cache=None")
+            raise ConfigError(
+                f"limit_bytes is {limit_bytes!r}, it must be at least 1; to read without a cache: cache=None"
+            )
         self._room = Room(self.folder, self.limit_bytes)
         self._verified: set[str] = set()
         self._warned = False
@@ -73,81 +70,55 @@ class DiskCache:
         """Where manifests and indexes are kept; counted into the limit, never evicted."""
         return self.folder / "indexes"
 
-    def get(self, range: Range, *, hold: bool = True) -> Extent | None:
+    def get(self, range: Range, *, held: bool = True) -> Extent | None:
         """Return the extent of exactly this range, or None where it is not here whole and undamaged.
 
-        `hold` keeps it from eviction until it is closed.
+        `held` keeps it from eviction until it is closed; without, only what is read of it stays.
         """
         if range.etag is None:
             return None
-        return self._open(range, self._path(range), hold)
+        return self._open(range, self._path(range), held)
 
     def put(self, range: Range, data: Buffer) -> bool:
         """Keep `data` as the bytes of `range`; False where it is not kept (no version, no room, another writes it)."""
-        with contextlib.ExitStack() as stack:
-            claim = self.claim(range)
-            if claim is None:
-                return False
-            stack.callback(claim.abandon)
-            return isinstance(claim.publish(data), Extent)
-
-    def get_or_fetch(self, range: Range, fetch: Callable[[], Buffer]) -> tuple[AnyExtent, bool]:
-        """Return the extent of `range`, and whether it was here; fetched by one process of the node if not.
-
-        The extent is in memory where it can't be kept. Errors of `fetch` pass through, and leave nothing behind.
-        """
-        extent = self.get(range)
-        if extent is not None:
-            return extent, True
-        if not self.keeps(range):
-            return MemoryExtent(range, fetch()), False
-        end = time.monotonic() + _WAIT_SECONDS
-        poll = _FIRST_POLL_SECONDS
-        while (claim := self.claim(range)) is None:
-            extent = self.get(range)
-            if extent is not None:
-                return extent, True
-            if not self._writable():
-                return MemoryExtent(range, fetch()), False
-            if time.monotonic() > end:
-                _log.warning("waited %.0f s for another process to fetch %s; fetching it too", _WAIT_SECONDS, range)
-                return MemoryExtent(range, fetch()), False
-            time.sleep(poll)
-            poll = min(_LONGEST_POLL_SECONDS, poll * 1.5)
+        claim = self._claim(range)
+        if claim is None:
+            return False
         try:
-            extent = self.get(range)  # published between the look and the claim
-            if extent is not None:
-                return extent, True
-            return claim.publish(fetch()), False
+            with claim.publish(data) as extent:
+                return isinstance(extent, Extent)
         finally:
             claim.abandon()
 
-    def keeps(self, range: Range) -> bool:
-        """Return whether an extent like this is cached at all: it has a version, and fits the limit."""
-        return range.etag is not None and range.length + TRAILER_BYTES <= self.limit_bytes
+    def get_or_fetch(self, range: Range, fetch: Callable[[], Buffer]) -> AnyExtent:
+        """Return the extent of `range`, fetched by one process of the node if it is not here.
 
-    def claim(self, range: Range) -> Claim | None:
-        """Return the right to write `range`, or None where another has it or it can't be written."""
-        if not self.keeps(range):
-            self._warn(f"{range} is larger than the whole cache")
-            return None
-        path = self._path(range)
-        temporary = f"{path}.tmp"
-        fd = -1
+        It is in memory where it can't be kept. Errors of `fetch` pass through, and leave nothing behind.
+        """
+        extent = self.get(range)
+        return extent if extent is not None else self.fetch([range], lambda _: [fetch()])[0]
+
+    def fetch(self, ranges: Sequence[Range], fetch: Callable[[list[Range]], Sequence[Buffer]]) -> list[AnyExtent]:
+        """Return the extents of `ranges`: `fetch` gets those, each once, that no other process has fetched or does.
+
+        Nobody waits while it holds a claim, so two calls can't wait for each other.
+        """
+        found: dict[Range, AnyExtent] = {}
+        pending = list(dict.fromkeys(ranges))
+        patience = _Patience(pending[0]) if pending else None
         try:
-            fd = _create(temporary)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            linked = os.stat(temporary).st_ino == os.fstat(fd).st_ino
-        except (BlockingIOError, FileNotFoundError):
-            linked = False
-        except OSError as e:
-            self._warn(str(e))
-            linked = False
-        if not linked:  # another writes it, or has just published it
-            if fd >= 0:
-                os.close(fd)
-            return None
-        return Claim(self, range, fd, path)
+            while pending:
+                fetched = self._fetch_unclaimed(pending, found, fetch)
+                pending = [range for range in pending if range not in found]
+                if pending and not fetched and patience is not None and not patience.wait():
+                    bodies = fetch(pending)
+                    found.update((r, MemoryExtent(r, body)) for r, body in zip(pending, bodies, strict=True))
+                    pending = []
+        except BaseException:
+            for extent in found.values():
+                extent.close()
+            raise
+        return [found[range] for range in ranges]
 
     def stats(self) -> CacheStats:
         """Scan the folder and return what is in it."""
@@ -164,132 +135,145 @@ class DiskCache:
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    if not file_intact(fd):
+                    if not intact(fd, os.fstat(fd).st_size - TRAILER_BYTES):
                         os.unlink(file.path)
                         damaged += 1
                 finally:
                     os.close(fd)
+        self._verified.clear()
         self._room.recount()
         return damaged
 
     def clear(self) -> None:
-        """Remove all extents and indexes; processes that read from them go on."""
+        """Remove all extents, manifests and indexes; whoever has one open goes on reading it."""
         for file in self._room.files():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(file.path)
-        shutil.rmtree(self.index_folder, ignore_errors=True)
+            if not file.temporary:
+                Path(file.path).unlink(missing_ok=True)
+        for pattern in ("*.manifest", "*.idx"):
+            for path in self.index_folder.glob(pattern):
+                path.unlink(missing_ok=True)
         self._verified.clear()
         self._room.recount()
 
+    def _claim(self, range: Range) -> Claim | None:
+        if range.etag is None:
+            return Claim(range, "", self._room, self._warn)
+        if range.length + TRAILER_BYTES > self.limit_bytes:
+            self._warn(f"{range} is larger than the limit")
+            return Claim(range, "", self._room, self._warn)
+        return take_claim(range, self._path(range), self._room, self._warn)
+
+    def _fetch_unclaimed(
+        self,
+        pending: list[Range],
+        found: dict[Range, AnyExtent],
+        fetch: Callable[[list[Range]], Sequence[Buffer]],
+    ) -> bool:
+        """Add to `found` what is here by now and what could be claimed and fetched; True where something was."""
+        claims: dict[Range, Claim] = {}
+        before = len(found)
+        try:
+            for range in pending:
+                claim = self._claim(range)
+                extent = self.get(range)  # after the claim: published between the last look and the claim
+                if extent is not None:
+                    found[range] = extent
+                if claim is not None and extent is not None:
+                    claim.abandon()
+                elif claim is not None:
+                    claims[range] = claim
+            if claims:
+                for claim, body in zip(claims.values(), fetch(list(claims)), strict=True):
+                    published = found[claim.range] = claim.publish(body)
+                    if isinstance(published, Extent):
+                        self._remember(published.path)
+        finally:
+            for claim in claims.values():
+                claim.abandon()
+        return len(found) > before
+
     def _path(self, range: Range) -> str:
-        name = xxhash.xxh3_128_hexdigest(
-            b"\0".join((range.url.encode("utf-8", "surrogateescape"), str(range.etag).encode(), b"%d-%d" % range[1:3]))
-        )
+        url, start, stop, etag = range
+        name = xxhash.xxh3_128_hexdigest(f"{url}\0{etag}\0{start}-{stop}".encode("utf-8", "surrogateescape"))
         return f"{self.folder}/extents/{name[:2]}/{name}"
 
-    def _open(self, range: Range, path: str, hold: bool) -> Extent | None:
+    def _open(self, range: Range, path: str, held: bool) -> Extent | None:
         try:
-            extent = Extent(range, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            extent = Extent(range, fd := os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
         except OSError:
             return None
         try:
-            if path in self._verified:
-                good = extent.whole()
-            elif good := extent.intact():
-                self._verified.add(path)
-            good = good and (not hold or extent.hold())
-            if good:
-                extent.touch(_TOUCH_NS)
-        except OSError as e:
-            self._warn(str(e))
-            good = False
-        if not good:
-            self._verified.discard(path)
+            if held and not hold(fd):
+                raise _Unusable
+            status = os.fstat(fd)
+            if not status.st_nlink:  # evicted before it was held
+                raise _Unusable
+            whole = status.st_size == range.length + TRAILER_BYTES
+            if not whole or (path not in self._verified and not intact(fd, range.length)):
+                _log.info("the cache file %s of %s is damaged; fetching it again", path, range)
+                self._verified.discard(path)
+                os.unlink(path)
+                raise _Unusable
+            self._remember(path)
+            now = time.time_ns()
+            if abs(now - status.st_mtime_ns) > _TOUCH_NS:
+                with contextlib.suppress(OSError):  # another user's file in a shared folder, or a read-only one
+                    os.utime(fd, ns=(now, now))
+        except (_Unusable, OSError):
             extent.close()
             return None
         return extent
 
-    def _writable(self) -> bool:
-        return os.access(self.folder, os.W_OK | os.X_OK)
+    def _remember(self, path: str) -> None:
+        if len(self._verified) >= _MAX_VERIFIED:
+            self._verified.clear()
+        self._verified.add(path)
 
     def _warn(self, why: str) -> None:
-        if not self._warned:
-            self._warned = True
-            with contextlib.suppress(OSError):
-                why += f"; {format_size(shutil.disk_usage(self.folder).free)} free on its disk"
-            _log.warning(
-                "the cache in %s (limit %s) can't keep what was fetched: %s. Reading goes on without it; "
-                "change its folder or limit",
-                self.folder,
-                format_size(self.limit_bytes),
-                why,
-            )
+        if self._warned:
+            return
+        self._warned = True
+        try:
+            free = format_size(shutil.disk_usage(self.folder).free)
+        except OSError as e:
+            free = str(e)
+        _log.warning(
+            "the cache in %s can't keep what was fetched: %s (limit %s, free on its disk: %s). Reading goes on without "
+            "it; change its folder or limit_bytes",
+            self.folder,
+            why,
+            format_size(self.limit_bytes),
+            free,
+        )
 
     def __reduce__(self) -> tuple[type[DiskCache], tuple[str, int]]:
         return type(self), (str(self.folder), self.limit_bytes)
 
     def __repr__(self) -> str:
-        used = format_size(self._room.used_bytes())
+        used = format_size(self._room.noted_bytes())
         return f"DiskCache({str(self.folder)!r}, limit={format_size(self.limit_bytes)}, used={used})"
 
 
-class Claim:
-    """The right of one process to write one extent: an open, locked temporary file."""
-
-    def __init__(self, cache: DiskCache, range: Range, fd: int, path: str) -> None:
-        self.range = range
-        self._cache = cache
-        self._fd = fd
-        self._path = path
-
-    def publish(self, data: Buffer) -> AnyExtent:
-        """Make `data` the extent for all processes and return it, held; in memory where there is no room."""
-        if len(data) != self.range.length:
-            raise CacheError(f"{self.range} takes {self.range.length} bytes, not {len(data)}")
-        try:
-            os.ftruncate(self._fd, 0)  # of a process that died in the middle
-            if not self._cache._room.reserve(self._fd, len(data) + TRAILER_BYTES):
-                self._cache._warn("all that it holds is in use")
-                return MemoryExtent(self.range, data)
-            _write_all(self._fd, data, trailer(data))
-            os.rename(f"{self._path}.tmp", self._path)
-            fcntl.flock(self._fd, fcntl.LOCK_SH)  # from writer to holder, without a gap for an eviction
-        except OSError as e:
-            self._cache._warn("no space left on its disk" if e.errno in (errno.ENOSPC, errno.EDQUOT) else str(e))
-            return MemoryExtent(self.range, data)
-        self._cache._verified.add(self._path)
-        fd, self._fd = self._fd, -1
-        return Extent(self.range, fd)
-
-    def abandon(self) -> None:
-        """Give the right up; does nothing after `publish` has succeeded."""
-        if self._fd < 0:
-            return
-        with contextlib.suppress(OSError):
-            used = os.fstat(self._fd).st_blocks * 512
-            os.unlink(f"{self._path}.tmp")
-            if used:
-                self._cache._room.free(used)
-        os.close(self._fd)
-        self._fd = -1
+class _Unusable(Exception):
+    """A cache file that can't serve."""
 
 
-def _create(path: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        return os.open(path, flags, 0o600)
+class _Patience:
+    """Waits for another process, a little longer each time, within bounds."""
 
+    def __init__(self, range: Range) -> None:
+        self._range = range
+        self._end = time.monotonic() + _WAIT_SECONDS
+        self._pause = _FIRST_POLL_SECONDS
 
-def _write_all(fd: int, *parts: Buffer) -> None:
-    offset = 0
-    for part in parts:
-        view = memoryview(part).cast("B") if len(part) else memoryview(b"")
-        while view:
-            written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
+    def wait(self) -> bool:
+        """Pause; False, with a warning, once that has taken too long."""
+        if time.monotonic() > self._end:
+            _log.warning("waited %.0f s for another process to fetch %s; fetching it too", _WAIT_SECONDS, self._range)
+            return False
+        time.sleep(self._pause)
+        self._pause = min(_LONGEST_POLL_SECONDS, self._pause * 1.5)
+        return True
 
 
 def _prepare(folder: Path) -> None:

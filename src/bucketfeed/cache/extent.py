@@ -1,10 +1,8 @@
-"""What a read may come from: an extent in a cache file, or one in memory."""
+"""What a read may come from: an extent in a cache file, in memory, or in a file of this machine."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import mmap
 import os
 import struct
 import time
@@ -12,6 +10,7 @@ from typing import TypeAlias
 
 import xxhash
 
+from bucketfeed.errors import CacheError
 from bucketfeed.store.local import LocalExtent
 from bucketfeed.store.ranges import Buffer, Range
 
@@ -19,6 +18,9 @@ from bucketfeed.store.ranges import Buffer, Range
 _TRAILER = struct.Struct("<8sQQ")
 _MAGIC = b"bfextnt1"
 TRAILER_BYTES = _TRAILER.size
+
+_CHECKED_AT_ONCE = 1 << 20
+_HOLD_TRIES = (0.0, 0.0002, 0.0005, 0.001, 0.002, 0.005)  # seconds: a writer or evictor has it no longer than this
 
 
 class MemoryExtent:
@@ -46,41 +48,33 @@ class MemoryExtent:
 class Extent:
     """A range in an open cache file, which stays readable until `close` even if it is evicted meanwhile."""
 
-    def __init__(self, range: Range, fd: int) -> None:
+    __slots__ = ("_fd", "_pid", "path", "range")
+
+    def __init__(self, range: Range, fd: int, path: str) -> None:
         self.range = range
+        self.path = path
         self._fd = fd
+        self._pid = os.getpid()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return bytes `start` to `stop` of the object; they lie inside the range."""
-        return os.pread(self._fd, stop - start, start - self.range.start)
+        """Return bytes `start` to `stop` of the object; they lie inside the range.
 
-    def intact(self) -> bool:
-        """Return whether length and checksum are those that were written."""
-        return self.whole() and _intact(self._fd, self.range.length)
-
-    def whole(self) -> bool:
-        """Return whether the file has the length that it should have."""
-        return os.fstat(self._fd).st_size == self.range.length + TRAILER_BYTES
-
-    def hold(self) -> bool:
-        """Keep the file from being evicted until `close`; False where it has gone already."""
+        Raises `CacheError` where the disk fails or the file was cut short by others.
+        """
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return os.fstat(self._fd).st_nlink > 0
-
-    def touch(self, resolution_ns: int) -> None:
-        """Note that the file is used now, unless that was noted less than `resolution_ns` ago."""
-        now = time.time_ns()
-        if now - os.fstat(self._fd).st_mtime_ns > resolution_ns:
-            with contextlib.suppress(PermissionError):  # another user's file in a shared folder, or read-only
-                os.utime(self._fd, ns=(now, now))
+            return pread(self._fd, stop - start, start - self.range.start)
+        except OSError as e:
+            raise CacheError(
+                f"{self.range} can't be read from its cache file {self.path}: {e}; check the disk, remove the file"
+            ) from e
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; from now on it may be evicted."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            # A child forked meanwhile shares the lock: it must end here, and the child's end must not end it here.
+            if os.getpid() == self._pid:
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def __enter__(self) -> Extent:
@@ -101,17 +95,43 @@ def trailer(data: Buffer) -> bytes:
     return _TRAILER.pack(_MAGIC, len(data), xxhash.xxh3_64_intdigest(data))
 
 
-def file_intact(fd: int) -> bool:
-    """Return whether an open cache file is what was once written, whatever its range."""
-    length = os.fstat(fd).st_size - TRAILER_BYTES
-    return length >= 0 and _intact(fd, length)
-
-
-def _intact(fd: int, length: int) -> bool:
-    magic, said, digest = _TRAILER.unpack(os.pread(fd, TRAILER_BYTES, length))
-    if magic != _MAGIC or said != length:
+def intact(fd: int, length: int) -> bool:
+    """Return whether an open cache file holds `length` bytes and the checksum that was written with them."""
+    try:
+        magic, said, checksum = _TRAILER.unpack(pread(fd, TRAILER_BYTES, length))
+        if magic != _MAGIC or said != length:
+            return False
+        digest = xxhash.xxh3_64()
+        # Not by mmap: a disk that fails, or a file cut short meanwhile, would kill the process.
+        for start in range(0, length, _CHECKED_AT_ONCE):
+            digest.update(pread(fd, min(_CHECKED_AT_ONCE, length - start), start))
+        return bool(digest.intdigest() == checksum)
+    except OSError:
         return False
-    if not length:
-        return bool(digest == xxhash.xxh3_64_intdigest(b""))
-    with mmap.mmap(fd, length, prot=mmap.PROT_READ) as content:
-        return bool(digest == xxhash.xxh3_64_intdigest(content))
+
+
+def hold(fd: int) -> bool:
+    """Keep an open cache file from eviction until it is closed; False where someone else has it for long."""
+    for delay in _HOLD_TRIES:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(delay)
+    return False
+
+
+def pread(fd: int, length: int, offset: int) -> bytes:
+    """Return exactly `length` bytes of an open file. Raises OSError where it ends before."""
+    body = os.pread(fd, length, offset)
+    if len(body) == length:
+        return body
+    parts = [body]  # more than 2 GiB take more than one call
+    got = len(body)
+    while body and got < length:
+        body = os.pread(fd, length - got, offset + got)
+        parts.append(body)
+        got += len(body)
+    if got < length:
+        raise OSError(f"the file ends after {offset + got} bytes, {offset + length} were asked for")
+    return b"".join(parts)

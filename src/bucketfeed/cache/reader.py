@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.extent import AnyExtent, MemoryExtent
+from bucketfeed.errors import CacheError
 from bucketfeed.store.ranges import Buffer, Counter, Range, RangeReader
+
+_AT_ONCE = 128  # misses fetched together, each an open file: stays far below the usual limit of 1,024 a process
 
 
 class CachedReader:
-    """`inner` behind `cache`: hits come from disk, the misses of a call are fetched together, each once a node."""
+    """`inner` behind `cache`: hits come from disk, the misses of a call are fetched together, each once a node.
+
+    Ranges without an etag pass through: without a version there is nothing to keep them under.
+    """
 
     is_local = False
 
@@ -23,69 +30,59 @@ class CachedReader:
         """The inner reader's counter; hits and misses are counted there too."""
         return self.inner.counter
 
-    def read(self, ranges: Sequence[Range], within: Sequence[Range] | None = None) -> list[Buffer]:
+    def read(self, ranges: Sequence[Range], within: Sequence[Range | None] | None = None) -> list[Buffer]:
         """Return the bytes of each range; see `RangeReader.read`.
 
-        `within` names for each range a larger one, which is used where it is in the cache already.
+        `within` names for each range a larger one, or None; the larger is used where it is in the cache already.
         """
         found: dict[Range, Buffer] = {}
         missing: list[Range] = []
-        hits = 0
-        for place, range in enumerate(ranges):
+        for range, larger in zip(ranges, within or [None] * len(ranges), strict=True):
             if range in found:
                 continue
-            body = self._hit(range, within[place] if within is not None else None)
-            hits += body is not None
-            if body is not None:
-                found[range] = body
-            elif range.length:
+            body = self._hit(range, larger) if range.length else b""
+            if body is None:
                 missing.append(range)
-                found[range] = b""  # so that a repeat is not fetched twice
-            else:
-                found[range] = b""
-        if missing:
-            found.update(self._fetch(missing))
-        self.counter.add(cache_hits=hits, cache_misses=len(missing))
+                body = b""  # until it comes; a repeat is not fetched twice
+            found[range] = body
+        self.counter.add(cache_hits=sum(range.length > 0 for range in found) - len(missing))
+        for first in builtins.range(0, len(missing), _AT_ONCE):
+            some = missing[first : first + _AT_ONCE]
+            for range, extent in zip(some, self._fetched(some), strict=True):
+                with extent:
+                    found[range] = extent.read(range.start, range.stop)
         return [found[range] for range in ranges]
 
     def open(self, range: Range) -> AnyExtent:
         """Return `range` as an extent that stays readable until it is closed."""
-        extent, hit = self.cache.get_or_fetch(range, lambda: self.inner.read([range])[0])
-        self.counter.add(cache_hits=int(hit), cache_misses=int(not hit))
+        extent = self.cache.get(range)
+        if extent is None:
+            return self._fetched([range])[0]
+        self.counter.add(cache_hits=1)
         return extent
+
+    def _fetched(self, ranges: list[Range]) -> list[AnyExtent]:
+        misses = 0
+
+        def fetch(unclaimed: list[Range]) -> list[Buffer]:
+            nonlocal misses
+            misses += len(unclaimed)
+            return self.inner.read(unclaimed)
+
+        extents = self.cache.fetch(ranges, fetch)
+        self.counter.add(cache_hits=len(ranges) - misses, cache_misses=misses)  # what others fetched is a hit
+        return extents
 
     def _hit(self, range: Range, larger: Range | None) -> Buffer | None:
         for candidate in (larger, range):
-            if candidate is None or not range.length:
-                continue
-            extent = self.cache.get(candidate, hold=False)
+            extent = None if candidate is None else self.cache.get(candidate, held=False)
             if extent is not None:
-                with extent:
-                    return extent.read(range.start, range.stop)
+                try:
+                    with extent:
+                        return extent.read(range.start, range.stop)
+                except CacheError:
+                    continue  # the disk fails or the file was cut: the store still has it
         return None
-
-    def _fetch(self, missing: list[Range]) -> dict[Range, Buffer]:
-        """Fetch what no other process is fetching, in one call, then wait for the others' extents.
-
-        Nobody waits while holding a claim, so two such calls can't wait for each other.
-        """
-        claims = {range: claim for range in missing if (claim := self.cache.claim(range)) is not None}
-        alone = [range for range in missing if range in claims or not self.cache.keeps(range)]
-        got: dict[Range, Buffer] = {}
-        try:
-            if alone:
-                got.update(zip(alone, self.inner.read(alone), strict=True))
-            for range, claim in claims.items():
-                claim.publish(got[range]).close()
-        finally:
-            for claim in claims.values():
-                claim.abandon()
-        for range in missing:
-            if range not in got:
-                extent, _ = self.cache.get_or_fetch(range, lambda range=range: self.inner.read([range])[0])  # type: ignore[misc]
-                with extent:
-                    got[range] = extent.read(range.start, range.stop)
-        return got
 
     def __reduce__(self) -> tuple[Callable[..., CachedReader], tuple[RangeReader, DiskCache]]:
         return type(self), (self.inner, self.cache)

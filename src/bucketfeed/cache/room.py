@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -10,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_OURS = re.compile(r"[0-9a-f]{32}(\.tmp)?")
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+_FILE = re.compile(r"[0-9a-f]{32}(\.tmp)?")
 _BLOCK = 4096
-_SLACK = 20  # an eviction frees this part of the limit at once, so that not every write has to scan
-_SLACK_BYTES = 256 << 20
+_SLACK = 64  # an eviction frees this part of the limit at once, so that not every write has to scan
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_PREALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class CacheFile:
 class Room:
     """The space of a cache folder, shared by all processes through a lock on its ledger.
 
-    The ledger holds the sum of bytes used, so that a write need not scan the folder. It may say too much (after a
-    crash), never too little; each eviction scans and writes down the truth.
+    The ledger holds the sum of bytes used, so that a write need not scan the folder. It may say too much, after a
+    crash or when files were removed, never too little; each eviction scans and writes down the truth.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -43,114 +46,187 @@ class Room:
         self._ledger = folder / "ledger"
         self._limit = limit_bytes
 
-    def reserve(self, fd: int, length: int) -> bool:
-        """Give the open file `length` bytes of disk, evicting others for it; False where there is no room.
+    def reserve(self, fd: int, length: int) -> int:
+        """Give the open file `length` bytes of disk, evicting others for it; return the bytes reserved.
 
-        Raises OSError where the disk itself has no room (ENOSPC, EDQUOT).
+        Returns 0 where all that could be evicted is in use. Raises OSError where the disk has no room although
+        others were evicted (ENOSPC, EDQUOT).
         """
-        need = -(-length // _BLOCK) * _BLOCK
-        with self._locked() as ledger:
-            used = self._used(ledger)
-            if used + need > self._limit:
-                used = self._make_room(need)
-            if used + need > self._limit:
-                self._write(ledger, used)
-                return False
-            # Written down first: killed after this line, the ledger says too much, which the next scan mends.
-            self._write(ledger, used + need)
+        need = _blocks(length) + _BLOCK  # one more, since the name may need a new block of its folder
+        limit = self._limit - self._index_bytes()
+        with _locked(self._ledger) as ledger:
+            used = _noted(ledger)
+            if used is None or used + need > limit:
+                used = self._evict(limit, need)
+            if used + need > limit:
+                _note(ledger, used)
+                return 0
             try:
-                os.posix_fallocate(fd, 0, length)
-            except OSError:
-                self._write(ledger, used)
-                raise
-        return True
+                _note(ledger, used + need)  # first: who dies after this line has noted too much
+                _allocate(fd, length)
+            except OSError as e:
+                if e.errno not in _FULL:
+                    raise
+                # The disk is smaller than the limit, or others have filled it: this extent for older ones.
+                os.ftruncate(fd, 0)
+                used = self._evict(used, need)
+                _note(ledger, used + need)
+                _allocate(fd, length)
+        return need
 
-    def free(self, used_bytes: int) -> None:
-        """Note that `used_bytes` of ours were removed."""
-        with self._locked() as ledger:
-            self._write(ledger, max(0, self._used(ledger) - used_bytes))
+    def give_back(self, fd: int, path: str) -> None:
+        """Remove the open file at `path`, and its bytes from those used."""
+        with _locked(self._ledger) as ledger:  # around both: a scan in between would count it gone, then again
+            used = _noted(ledger)
+            os.unlink(path)
+            if used is not None:
+                _note(ledger, max(0, used - _used_bytes(os.fstat(fd))))
 
-    def used_bytes(self) -> int:
-        """Return the bytes used according to the ledger."""
-        with self._locked() as ledger:
-            return self._used(ledger)
+    def noted_bytes(self) -> int:
+        """Return the bytes used as far as noted, without a scan and without waiting for anyone."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self._ledger, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return (_noted(fd) or 0) + self._index_bytes()
+            finally:
+                os.close(fd)
+        return self._index_bytes()
 
     def recount(self) -> int:
         """Scan, drop what dead processes left, write down and return the bytes used."""
-        with self._locked() as ledger:
-            used = sum(file.used_bytes for file in self._living())
-            self._write(ledger, used)
-            return used + self._index_bytes()
+        with _locked(self._ledger) as ledger:
+            used = sum(file.used_bytes for file in self._living()) + self._folder_bytes()
+            _note(ledger, used)
+        return used + self._index_bytes()
 
     def files(self) -> Iterator[CacheFile]:
         """Yield every file of ours that holds, or is to hold, an extent. Others' files are passed over."""
-        for folder in _entries(self._extents):
-            if len(folder.name) != 2:
-                continue
+        for folder in self._folders():
             for entry in _entries(folder.path):
-                if _OURS.fullmatch(entry.name):
+                if _FILE.fullmatch(entry.name):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
-                        yield CacheFile(entry.path, status.st_blocks * 512, status.st_mtime_ns)
+                        yield CacheFile(entry.path, _used_bytes(status), status.st_mtime_ns)
 
-    def _make_room(self, need: int) -> int:
+    def _evict(self, limit: int, need: int) -> int:
+        """Remove the files used longest ago until `need` fits, and some more; return the bytes used then."""
         living = list(self._living())
-        used = sum(file.used_bytes for file in living) + self._index_bytes()
-        target = self._limit - min(self._limit // _SLACK, _SLACK_BYTES)
+        used = sum(file.used_bytes for file in living) + self._folder_bytes()
+        if used + need <= limit:
+            return used  # the ledger said too much
+        target = limit - limit // _SLACK - need
         for file in sorted((f for f in living if not f.temporary), key=lambda f: f.used_at_ns):
-            if used + need <= target:
+            if used <= target:
                 break
-            if _remove_unused(file.path):
+            if remove_unused(file.path):
                 used -= file.used_bytes
         return used
 
     def _living(self) -> Iterator[CacheFile]:
         for file in self.files():
-            if not (file.temporary and _remove_unused(file.path)):
+            if not (file.temporary and remove_unused(file.path)):
                 yield file
 
+    def _folders(self) -> Iterator[os.DirEntry[str]]:
+        return (entry for entry in _entries(self._extents) if _FOLDER.fullmatch(entry.name))
+
+    def _folder_bytes(self) -> int:
+        paths = [str(self._extents), *(folder.path for folder in self._folders())]
+        return _BLOCK + sum(os.stat(path).st_blocks * 512 for path in paths if os.path.isdir(path))
+
     def _index_bytes(self) -> int:
-        return sum(entry.stat().st_blocks * 512 for entry in _entries(self._indexes))
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
-        fd = os.open(self._ledger, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # held for a scan at most, and dropped by the kernel when its holder dies
-            yield fd
-        finally:
-            os.close(fd)
-
-    def _used(self, ledger: int) -> int:
-        text = os.pread(ledger, 32, 0)
-        extents = int(text) if text.isdigit() else sum(file.used_bytes for file in self._living())
-        return extents + self._index_bytes()
-
-    def _write(self, ledger: int, used: int) -> None:
-        text = b"%032d" % max(0, used - self._index_bytes())
-        os.pwrite(ledger, text, 0)
+        used = 0
+        for entry in _entries(self._indexes):
+            with contextlib.suppress(FileNotFoundError):
+                used += entry.stat(follow_symlinks=False).st_blocks * 512
+        return used
 
 
-def _entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        yield from entries
-
-
-def _remove_unused(path: str) -> bool:
+def remove_unused(path: str) -> bool:
     """Remove a file unless some process holds it; True when it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)  # NFS locks need a file open for writing
     except FileNotFoundError:
         return True
     except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
+        if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+            os.unlink(path)
+            return True
+        return False  # published or replaced since it was opened
     except FileNotFoundError:
         return True
     except OSError:  # in use, or the folder was made read-only
         return False
     finally:
-        os.close(fd)
-    return True
+        unlock_and_close(fd)
+
+
+def unlock_and_close(fd: int) -> None:
+    """Give up the lock on an open file: to close it would not do, if a child was forked meanwhile."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+_ledgers: set[int] = set()  # the open ones of this process
+
+
+def _drop_inherited_ledgers() -> None:
+    # A lock is shared with a child forked while it was held; should its holder die, the child would keep it for ever.
+    for fd in _ledgers:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _ledgers.clear()
+
+
+os.register_at_fork(after_in_child=_drop_inherited_ledgers)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Open the ledger under its lock: held for a scan at most, dropped by the kernel when its holder dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    _ledgers.add(fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        _ledgers.discard(fd)
+        unlock_and_close(fd)
+
+
+def _noted(ledger: int) -> int | None:
+    text = os.pread(ledger, 32, 0)
+    return int(text) if len(text) == 32 and text.isdigit() else None
+
+
+def _note(ledger: int, used: int) -> None:
+    os.pwrite(ledger, b"%032d" % used, 0)
+
+
+def _allocate(fd: int, length: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, length)
+            return
+        except OSError as e:
+            if e.errno not in _NO_PREALLOCATION:
+                raise
+    os.ftruncate(fd, length)  # the limit holds by the ledger alone
+
+
+def _used_bytes(status: os.stat_result) -> int:
+    # A file being written without preallocation has its length before its blocks.
+    return max(status.st_blocks * 512, _blocks(status.st_size))
+
+
+def _blocks(length: int) -> int:
+    return -(-length // _BLOCK) * _BLOCK
+
+
+def _entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        yield from entries
