@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 from collections.abc import Callable, Sequence
 
 from bucketfeed.cache.disk import DiskCache
@@ -55,11 +56,20 @@ class CachedReader:
 
     def open(self, range: Range) -> AnyExtent:
         """Return `range` as an extent that stays readable until it is closed."""
-        extent = self.cache.get(range)
-        if extent is None:
-            return self._fetched([range])[0]
-        self.counter.add(cache_hits=1)
-        return extent
+        return self.open_all([range])[0]
+
+    def open_all(self, ranges: Sequence[Range]) -> list[AnyExtent]:
+        """Return each range, none of them twice, as an extent; those that lack in the cache are fetched together."""
+        found: dict[Range, AnyExtent] = {}
+        with contextlib.ExitStack() as stack:
+            for range in ranges:
+                if (hit := self.cache.get(range)) is not None:
+                    found[range] = stack.enter_context(hit)
+            self.counter.add(cache_hits=len(found))
+            missing = [range for range in ranges if range not in found]
+            found.update(zip(missing, self._fetched(missing), strict=True))
+            stack.pop_all()
+        return [found[range] for range in ranges]
 
     def _fetched(self, ranges: list[Range]) -> list[AnyExtent]:
         misses = 0
