@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 # Each held chunk is an open file where there is a cache: stay far below the usual limit of 1,024 a process.
 _MAX_CHUNKS = 256
 _MAX_PLANNED = 512  # batches: bounds the plan itself where samples are tiny
+_MAX_NEXT_EPOCH = 16  # batches read for an epoch that has not begun: it may never do so
 _FETCHING_BYTES = 64 << 20  # in flight at a time; 16 chunks of 4 MiB were best (docs/decisions/0002)
 _SAY_SECONDS = 60.0  # a loop that waits this long is told what for
 
@@ -144,7 +145,7 @@ class Pipeline:
 
     def _pump(self) -> None:
         """Admit planned batches while there is room, and start building those that are next and have arrived."""
-        while not self._closed and len(self._jobs) < _MAX_PLANNED:
+        while not self._closed and len(self._jobs) < _MAX_PLANNED and not self._far_into_next_epoch():
             if self._next is None:
                 plan = next(self._plans, None)
                 if plan is None:
@@ -165,6 +166,10 @@ class Pipeline:
             if not job.missing and not job.started and not self._closed:
                 job.started = True
                 self._decoders.submit(self._build, job)
+
+    def _far_into_next_epoch(self) -> bool:
+        jobs = self._jobs
+        return len(jobs) > _MAX_NEXT_EPOCH and jobs[-_MAX_NEXT_EPOCH].plan.epoch > jobs[0].plan.epoch
 
     def _job(self, plan: BatchPlan) -> _Job:
         rows = zip(*(column.tolist() for column in self._index.locate(plan.samples)), strict=True)
