@@ -17,7 +17,14 @@ class Pair(NamedTuple):
 def test_text_and_bytes_stay_lists_and_arrays_and_numbers_become_tensors():
     batch = bf.default_collate(
         [
-            {"__key__": f"k{i}", "jpg": b"x" * i, "a": np.full((2, 3), i, ">f4"), "n": i, "f": i / 2, "t": torch.ones(2)}
+            {
+                "__key__": f"k{i}",
+                "jpg": b"x" * i,
+                "a": np.full((2, 3), i, ">f4"),
+                "n": i,
+                "f": i / 2,
+                "t": torch.ones(2),
+            }
             for i in range(3)
         ]
     )

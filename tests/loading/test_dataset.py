@@ -13,9 +13,7 @@ import bucketfeed as bf
 def test_a_raw_sample_is_its_key_and_one_field_named_by_its_extension(raw: bf.MapDataset):
     assert len(raw) == SAMPLES
     assert raw[0] == {"__key__": "class0/00000", "bin": payload(0)}
-    assert {sample["__key__"][-5:]: sample["bin"] for sample in raw} == {
-        f"{n:05}": payload(n) for n in range(SAMPLES)
-    }
+    assert {sample["__key__"][-5:]: sample["bin"] for sample in raw} == {f"{n:05}": payload(n) for n in range(SAMPLES)}
 
 
 def test_a_tar_sample_has_a_field_for_each_member(tars: bf.MapDataset):

@@ -24,18 +24,16 @@ def test_a_generator_gives_each_sample_once_over_all_ranks_and_workers_c050(num_
     streams = [
         bf.StreamDataset.from_generator(hundred, topology=bf.Topology(rank, world_size)) for rank in range(world_size)
     ]
-    assert sorted(sum((ids(stream, num_workers) for stream in streams), [])) == list(range(100))
+    assert sorted(i for stream in streams for i in ids(stream, num_workers)) == list(range(100))
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])
 def test_drop_gives_every_rank_equally_many_c047(num_workers: int):
     parts = 3 * max(1, num_workers)
-    streams = [
-        bf.StreamDataset(hundred, tail="drop", topology=bf.Topology(rank, 3)) for rank in range(3)
-    ]
+    streams = [bf.StreamDataset(hundred, tail="drop", topology=bf.Topology(rank, 3)) for rank in range(3)]
     got = [ids(stream, num_workers) for stream in streams]
     assert {len(part) for part in got} == {100 // parts * (parts // 3)}
-    assert len(set(sum(got, []))) == 100 // parts * parts
+    assert len({i for part in got for i in part}) == 100 // parts * parts
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -45,6 +45,7 @@ class WorkerFeed:
             multiprocessing_context=context,
             persistent_workers=True,
             prefetch_factor=_PREFETCH,
+            generator=torch.Generator(),  # its draws for worker seeds must not move the training's own generator
         )
         self._batches: Iterator[bytes] = iter(())
 
