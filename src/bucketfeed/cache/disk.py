@@ -195,7 +195,7 @@ class DiskCache:
     def _path(self, range: Range) -> str:
         url, start, stop, etag = range
         name = xxhash.xxh3_128_hexdigest(f"{url}\0{etag}\0{start}-{stop}".encode("utf-8", "surrogateescape"))
-        return f"{self.folder}/extents/{name[:2]}/{name}"
+        return f"{self.folder}/extents/{name[0]}/{name}"
 
     def _open(self, range: Range, path: str, held: bool) -> Extent | None:
         try:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_FOLDER = re.compile(r"[0-9a-f]{2}")
+_FOLDER = re.compile(r"[0-9a-f]")
 _FILE = re.compile(r"[0-9a-f]{32}(\.tmp)?")
 _BLOCK = 4096
+_LEAST_BYTES = (16 + 1 + 1) * _BLOCK  # the ledger and all folders, counted before they are made
 _SLACK = 64  # an eviction frees this part of the limit at once, so that not every write has to scan
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_PREALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -52,7 +53,7 @@ class Room:
         Returns 0 where all that could be evicted is in use. Raises OSError where the disk has no room although
         others were evicted (ENOSPC, EDQUOT).
         """
-        need = _blocks(length) + _BLOCK  # one more, since the name may need a new block of its folder
+        need = _blocks(length) + _BLOCK  # one more: the name may need a new block of its folder
         limit = self._limit - self._index_bytes()
         with _locked(self._ledger) as ledger:
             used = _noted(ledger)
@@ -131,8 +132,11 @@ class Room:
         return (entry for entry in _entries(self._extents) if _FOLDER.fullmatch(entry.name))
 
     def _folder_bytes(self) -> int:
-        paths = [str(self._extents), *(folder.path for folder in self._folders())]
-        return _BLOCK + sum(os.stat(path).st_blocks * 512 for path in paths if os.path.isdir(path))
+        used = _BLOCK
+        for folder in (str(self._extents), *(entry.path for entry in self._folders())):
+            with contextlib.suppress(FileNotFoundError):
+                used += os.stat(folder).st_blocks * 512
+        return max(used, _LEAST_BYTES)
 
     def _index_bytes(self) -> int:
         used = 0
