@@ -101,6 +101,7 @@ class DiskCache:
     def fetch(self, ranges: Sequence[Range], fetch: Callable[[list[Range]], Sequence[Buffer]]) -> list[AnyExtent]:
         """Return the extents of `ranges`: `fetch` gets those, each once, that no other process has fetched or does.
 
+        A range that is asked for twice is one extent, which is closed for both.
         Nobody waits while it holds a claim, so two calls can't wait for each other.
         """
         found: dict[Range, AnyExtent] = {}

@@ -36,7 +36,7 @@ class MemoryExtent:
 
     def close(self) -> None:
         """Let the bytes go."""
-        self._data = memoryview(b"")
+        self._data.release()
 
     def __enter__(self) -> MemoryExtent:
         return self
