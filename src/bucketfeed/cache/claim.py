@@ -43,7 +43,7 @@ class Claim:
                 self._warn("all that could make room for it is in use")
                 return MemoryExtent(self.range, data)
             _write_all(self._fd, data, trailer(data))
-            os.rename(_temporary(self._path), self._path)
+            self._room.rename(_temporary(self._path), self._path)
         except OSError as e:
             self._warn("no space is left on its disk" if e.errno in (errno.ENOSPC, errno.EDQUOT) else str(e))
             return MemoryExtent(self.range, data)
