@@ -9,6 +9,7 @@ from typing import Any
 from bucketfeed.errors import ResumeError
 
 VERSION = 1
+_KIND: dict[type, str] = {str: "string", bool: "truth value", int: "whole number of at least 0"}
 _REMEDY = {
     "fingerprint": "the data set was changed since, or is another one: resume with the data it was saved with",
     "length": "the data set was changed since, or is another one: resume with the data it was saved with",
@@ -33,6 +34,16 @@ class Cursor:
     length: int
     version: int = VERSION
 
+    def __post_init__(self) -> None:
+        types: dict[str, type] = {"fingerprint": str, "shuffle": bool}
+        for field in fields(self):
+            value, wanted = getattr(self, field.name), types.get(field.name, int)
+            # type() rather than isinstance: True is an int, and neither numpy's numbers nor it would survive JSON.
+            if type(value) is not wanted or (isinstance(value, int) and value < 0):
+                raise ResumeError(f"broken loader state: {field.name} is {value!r}, not a {_KIND[wanted]}")
+        if self.position > self.length:
+            raise ResumeError(f"broken loader state: position {self.position} of {self.length} samples")
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return asdict(self)
@@ -46,19 +57,10 @@ class Cursor:
                 f"not a loader state of version {VERSION}: version is {found!r}; pass what state_dict() of this "
                 "version of bucketfeed returned"
             )
-        types: dict[str, type] = {"fingerprint": str, "shuffle": bool}
-        for field in fields(cls):
-            value = state.get(field.name)
-            wanted = types.get(field.name, int)
-            if type(value) is not wanted or (isinstance(value, int) and value < 0):
-                raise ResumeError(
-                    f"broken loader state: {field.name} is {value!r}, which is no {wanted.__name__} that "
-                    "state_dict() writes"
-                )
-        cursor = cls(**{field.name: state[field.name] for field in fields(cls)})
-        if cursor.position > cursor.length:
-            raise ResumeError(f"broken loader state: position {cursor.position} of {cursor.length} samples")
-        return cursor
+        try:
+            return cls(**{field.name: state[field.name] for field in fields(cls)})
+        except KeyError as e:
+            raise ResumeError(f"broken loader state: it has no {e}; pass what state_dict() returned") from None
 
     def check(self, expected: Cursor) -> None:
         """Raise `ResumeError` unless this cursor stands in the same order as `expected`, at whatever position."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bucketfeed.errors import ConfigError
 from bucketfeed.sampling.topology import Topology
+from bucketfeed.sampling.whole import whole
 
 Tail: TypeAlias = Literal["drop", "pad", "uneven"]
 
@@ -34,10 +35,8 @@ class Division:
     def __post_init__(self) -> None:
         if self.tail not in get_args(Tail):
             raise ConfigError(f"tail must be 'drop', 'pad' or 'uneven', not {self.tail!r}")
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, not {self.batch_size}")
-        if not 0 <= self.start <= self.length:
-            raise ConfigError(f"start must lie in 0 .. {self.length}, not {self.start}")
+        whole("batch_size", self.batch_size, 1)
+        whole("start", self.start, 0, whole("length", self.length, 0))
         if self.tail == "drop" and self.length < self._global_batch:
             raise ConfigError(
                 f"one batch of {self.batch_size} samples on each of {self.topology.world_size} ranks takes "
@@ -62,16 +61,21 @@ class Division:
 
     def positions(self, batch: int) -> NDArray[np.int64]:
         """Return the global positions of this rank's batch, shape (batch_size,), or less at an uneven end."""
-        first = self.start + batch * self._global_batch + self.topology.rank
-        positions = first + self.topology.world_size * np.arange(self.batch_size)
+        positions = self._first(batch) + self.topology.world_size * np.arange(self.batch_size)
         return positions % self.length if self.tail == "pad" else positions[positions < self.length]
 
     def padded(self, batch: int) -> int:
         """Return how many samples at the end of this batch are repeats."""
-        first = self.start + batch * self._global_batch + self.topology.rank
-        whole = -(-(self.length - first) // self.topology.world_size)
-        return self.batch_size - min(max(whole, 0), self.batch_size) if self.tail == "pad" else 0
+        if self.tail != "pad":
+            return 0
+        new = max(0, -(-(self.length - self._first(batch)) // self.topology.world_size))
+        return max(0, self.batch_size - new)
 
     def consumed(self, batch: int) -> int:
-        """Return the global position once every rank has taken this batch."""
+        """Return the global position once every rank has taken this batch; at most `length`."""
         return min(self.length, self.start + (batch + 1) * self._global_batch)
+
+    def _first(self, batch: int) -> int:
+        if not 0 <= batch < len(self):
+            raise IndexError(f"batch {batch} of {len(self)}")
+        return self.start + batch * self._global_batch + self.topology.rank
