@@ -52,7 +52,7 @@ def _pickled_size(folder: Path, samples: int) -> int:
     starts = np.tile(np.arange(each) * 2048, SHARDS)
     path = folder / "large.index"
     bf.Index.write(path, manifest, "tar", shards, starts, np.full(len(shards), 2048))
-    index = bf.Index.open(path)
+    index = bf.Index.open(path, manifest, "tar")
     return len(pickle.dumps(bf.MapDataset(index, open_reader(url))))
 
 
