@@ -54,7 +54,7 @@ def highest_disk_usage(cache: DiskCache) -> Iterator[Callable[[], int]]:
 
     def watch() -> None:
         while not done.wait(0.005):
-            with room._locked(cache.folder / "ledger"):
+            with room.locked(cache.folder / "ledger"):
                 seen[0] = max(seen[0], disk_usage(cache.folder))
 
     watcher = threading.Thread(target=watch)
@@ -209,7 +209,7 @@ def test_c011_a_child_forked_under_the_ledgers_lock_does_not_keep_it_when_the_pa
     born = FORK.Event()
 
     def parent(hang: Callable[[], None]) -> None:
-        with room._locked(cache.folder / "ledger"):
+        with room.locked(cache.folder / "ledger"):
             if os.fork() == 0:
                 born.set()
                 end.wait(SECONDS)

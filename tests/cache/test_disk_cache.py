@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from objects import an_extent, body, cache_files, disk_usage, read_all, temporary_files
 
+from bucketfeed.cache import passes
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.extent import Extent, MemoryExtent
 from bucketfeed.errors import CacheError, ConfigError
@@ -219,6 +221,72 @@ def test_a_damaged_ledger_is_counted_anew(tmp_path: Path, ledger: bytes):
     for number in range(5, 40):
         assert cache.put(an_extent(number), body(an_extent(number)))
         assert disk_usage(cache.folder) <= cache.limit_bytes
+
+
+# -- passes over a data set in a new order each
+
+
+def epoch(cache: DiskCache, extents: list[Range], seed: int, name: str | None) -> int:
+    """Read all extents in a random order; return the number of hits."""
+    if name is not None:
+        cache.begin_pass("data", name)
+    hits = 0
+    for extent in random.Random(seed).sample(extents, len(extents)):
+        misses: list[Range] = []
+
+        def fetch(ranges: list[Range], misses: list[Range] = misses) -> list[bytes]:
+            misses.extend(ranges)
+            return [body(range) for range in ranges]
+
+        [found] = cache.fetch([extent], fetch)
+        with found:
+            assert found.read(0, extent.stop) == body(extent)
+        hits += not misses
+    return hits
+
+
+def aged(cache: DiskCache) -> None:
+    for path in cache_files(cache):  # as if an hour had passed
+        os.utime(path, (path.stat().st_mtime - 3600,) * 2)
+
+
+def test_over_passes_the_hits_are_the_share_of_the_data_that_fits(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    cache = DiskCache(tmp_path / "cache", "1500kB")
+    extents = [an_extent(number, 30_000) for number in range(80)]
+    epoch(cache, extents, 0, "epoch 0")
+    room = len(cache_files(cache))
+    assert 35 <= room <= 45
+    assert [epoch(cache, extents, number, f"epoch {number}") for number in range(1, 5)] == [room] * 4
+    assert caplog.records == []  # that not all fits is no fault
+    other = DiskCache(tmp_path / "other", "1500kB")
+    assert max(epoch(other, extents, number, None) for number in range(5)) < room * 0.7
+
+
+def test_what_an_ended_run_left_makes_room_for_the_next_data_set(tmp_path: Path):
+    cache = DiskCache(tmp_path / "cache", "1500kB")
+    epoch(cache, [an_extent(f"old/{number}", 30_000) for number in range(80)], 0, "epoch 0")
+    aged(cache)
+    fresh = DiskCache(cache.folder, "1500kB")
+    extents = [an_extent(f"new/{number}", 30_000) for number in range(80)]
+    fresh.begin_pass("new data", "epoch 0")
+    for extent in extents:
+        fresh.put(extent, body(extent))
+    assert sum(read_all(fresh, extent) is not None for extent in extents) == len(cache_files(fresh)) > 35
+
+
+def test_a_pass_is_the_same_for_all_processes_and_for_a_resumed_run(tmp_path: Path):
+    cache = DiskCache(tmp_path / "cache", "1500kB")
+    path = cache.index_folder / "data.pass"
+    cache.begin_pass("data", "0")
+    first = path.read_bytes()
+    cache.begin_pass("data", "0")
+    DiskCache(cache.folder, "1500kB").begin_pass("data", "0")
+    assert path.read_bytes() == first
+    began = passes.begin(path, "1")
+    assert passes.begin(path, "0") == passes.begin(path, "1") == began  # one that is late changes nothing
+    assert passes.begin(path, "2") > began
+    path.write_bytes(b'[["half wr')
+    assert passes.begin(path, "3") > began
 
 
 # -- damage

@@ -40,7 +40,8 @@ class Claim:
         try:
             os.ftruncate(self._fd, 0)  # of a process that died in the middle
             if not self._room.reserve(self._fd, len(data) + TRAILER_BYTES):
-                self._warn("all that could make room for it is in use")
+                if not self._room.spares:
+                    self._warn("all that could make room for it is in use")
                 return MemoryExtent(self.range, data)
             _write_all(self._fd, data, trailer(data))
             self._room.rename(_temporary(self._path), self._path)

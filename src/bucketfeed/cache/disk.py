@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 import xxhash
 
+from bucketfeed.cache import passes
 from bucketfeed.cache.claim import Claim, take_claim
 from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, hold, intact
 from bucketfeed.cache.room import Room
@@ -40,7 +41,7 @@ class CacheStats:
 
 
 class DiskCache:
-    """A folder of extents that never takes more disk than its limit; the least recently used leave first.
+    """A folder of extents that never takes more disk than its limit; those that nobody uses any more leave first.
 
     Args:
         folder: shared by all processes of the node and by later runs; the user's cache directory where None.
@@ -121,6 +122,19 @@ class DiskCache:
             raise
         return [found[range] for range in ranges]
 
+    def begin_pass(self, data: str, name: str) -> None:
+        """Say that pass `name` (one per epoch) over `data` begins, each of whose extents is used about once.
+
+        From now on this process evicts only what nobody has used since the pass before began, oldest first; what does
+        not fit is read and not kept. Without passes the least recently used leave first.
+
+        Args:
+            data: a name for the data set that can be part of a file name, the same in all processes: its fingerprint.
+            name: the same in all processes and in a run that is resumed, another one for each epoch.
+        """
+        with contextlib.suppress(OSError):  # a folder gone read-only: nothing will be kept in it anyway
+            self._room.spare(passes.begin(self.index_folder / f"{data}.pass", name) - _TOUCH_NS)
+
     def stats(self) -> CacheStats:
         """Scan the folder and return what is in it."""
         used = self._room.recount()
@@ -150,7 +164,7 @@ class DiskCache:
         for file in self._room.files():
             if not file.temporary:
                 Path(file.path).unlink(missing_ok=True)
-        for pattern in ("*.manifest", "*.idx"):
+        for pattern in ("*.manifest", "*.idx", "*.pass"):
             for path in self.index_folder.glob(pattern):
                 path.unlink(missing_ok=True)
         self._verified.clear()

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ _FILE = re.compile(r"[0-9a-f]{32}(\.tmp)?")
 _BLOCK = 4096
 _LEAST_BYTES = (16 + 1 + 1) * _BLOCK  # the ledger and all folders, counted before they are made
 _SLACK = 64  # an eviction frees this part of the limit at once, so that not every write has to scan
+_FULL_SECONDS = 30.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_PREALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -46,22 +48,38 @@ class Room:
         self._indexes = folder / "indexes"
         self._ledger = folder / "ledger"
         self._limit = limit_bytes
+        self._spared_since_ns: int | None = None
+        self._full_until = 0.0
 
-    def reserve(self, fd: int, length: int) -> int:
-        """Give the open file `length` bytes of disk, evicting others for it; return the bytes reserved.
+    def spare(self, since_ns: int) -> None:
+        """From now on evict only what was used before `since_ns`."""
+        if since_ns != self._spared_since_ns:
+            self._spared_since_ns, self._full_until = since_ns, 0.0
 
-        Returns 0 where all that could be evicted is in use. Raises OSError where the disk has no room although
+    @property
+    def spares(self) -> bool:
+        """Whether some extents are not evicted although nobody holds them."""
+        return self._spared_since_ns is not None
+
+    def reserve(self, fd: int, length: int) -> bool:
+        """Give the open file `length` bytes of disk, evicting others for it.
+
+        False where all that could be evicted is in use or spared. Raises OSError where the disk has no room although
         others were evicted (ENOSPC, EDQUOT).
         """
         need = _blocks(length) + _BLOCK  # one more: the name may need a new block of its folder
         limit = self._limit - self._index_bytes()
-        with _locked(self._ledger) as ledger:
+        with locked(self._ledger) as ledger:
             used = _noted(ledger)
             if used is None or used + need > limit:
+                if time.monotonic() < self._full_until:
+                    return False
                 used = self._evict(limit, need)
             if used + need > limit:
                 _note(ledger, used)
-                return 0
+                if self.spares:  # and will for long: don't scan for each extent that passes through
+                    self._full_until = time.monotonic() + _FULL_SECONDS
+                return False
             try:
                 _note(ledger, used + need)  # first: who dies after this line has noted too much
                 _allocate(fd, length)
@@ -73,16 +91,16 @@ class Room:
                 used = self._evict(used, need)
                 _note(ledger, used + need)
                 _allocate(fd, length)
-        return need
+        return True
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file that has a reservation; a scan at the same time could miss it under both names."""
-        with _locked(self._ledger):
+        with locked(self._ledger):
             os.rename(old, new)
 
     def give_back(self, fd: int, path: str) -> None:
         """Remove the open file at `path`, and its bytes from those used."""
-        with _locked(self._ledger) as ledger:  # around both: a scan in between would count it gone, then again
+        with locked(self._ledger) as ledger:  # around both: a scan in between would count it gone, then again
             used = _noted(ledger)
             os.unlink(path)
             if used is not None:
@@ -100,7 +118,7 @@ class Room:
 
     def recount(self) -> int:
         """Scan, drop what dead processes left, write down and return the bytes used."""
-        with _locked(self._ledger) as ledger:
+        with locked(self._ledger) as ledger:
             used = sum(file.used_bytes for file in self._living()) + self._folder_bytes()
             _note(ledger, used)
         return used + self._index_bytes()
@@ -122,7 +140,7 @@ class Room:
             return used  # the ledger said too much
         target = limit - limit // _SLACK - need
         for file in sorted((f for f in living if not f.temporary), key=lambda f: f.used_at_ns):
-            if used <= target:
+            if used <= target or (self._spared_since_ns is not None and file.used_at_ns >= self._spared_since_ns):
                 break
             if remove_unused(file.path):
                 used -= file.used_bytes
@@ -180,30 +198,30 @@ def unlock_and_close(fd: int) -> None:
     os.close(fd)
 
 
-_ledgers: set[int] = set()  # the open ones of this process
+_open_locks: set[int] = set()  # of this process
 
 
-def _drop_inherited_ledgers() -> None:
+def _drop_inherited() -> None:
     # A lock is shared with a child forked while it was held; should its holder die, the child would keep it for ever.
-    for fd in _ledgers:
+    for fd in _open_locks:
         with contextlib.suppress(OSError):
             os.close(fd)
-    _ledgers.clear()
+    _open_locks.clear()
 
 
-os.register_at_fork(after_in_child=_drop_inherited_ledgers)
+os.register_at_fork(after_in_child=_drop_inherited)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Open the ledger under its lock: held for a scan at most, dropped by the kernel when its holder dies."""
+def locked(path: Path) -> Iterator[int]:
+    """Open a small file under its lock: held for a scan at most, dropped by the kernel when its holder dies."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    _ledgers.add(fd)
+    _open_locks.add(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
-        _ledgers.discard(fd)
+        _open_locks.discard(fd)
         unlock_and_close(fd)
 
 
