@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 
 from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, trailer
-from bucketfeed.cache.room import Room, unlock_and_close
+from bucketfeed.cache.room import Room, is_at, open_locks, unlock_and_close
 from bucketfeed.errors import CacheError
 from bucketfeed.store.ranges import Buffer, Range
 
@@ -44,11 +44,12 @@ class Claim:
                     self._warn("all that could make room for it is in use")
                 return MemoryExtent(self.range, data)
             _write_all(self._fd, data, trailer(data))
-            self._room.rename(_temporary(self._path), self._path)
+            self._room.rename(self._fd, _temporary(self._path), self._path)
         except OSError as e:
             self._warn("no space is left on its disk" if e.errno in (errno.ENOSPC, errno.EDQUOT) else str(e))
             return MemoryExtent(self.range, data)
         fd, self._fd = self._fd, -1
+        open_locks.discard(fd)
         with contextlib.suppress(OSError):  # without it the file may be evicted; it stays readable
             fcntl.flock(fd, fcntl.LOCK_SH)
         return Extent(self.range, fd, self._path)
@@ -65,21 +66,22 @@ class Claim:
 
 def take_claim(range: Range, path: str, room: Room, warn: Callable[[str], None]) -> Claim | None:
     """Return the right to write `range` to `path`, or None while another has it."""
-    fd = -1
     try:
         fd = _create(_temporary(path))
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(_temporary(path), follow_symlinks=False)):
-            return Claim(range, path, room, warn, fd)
-        unlock_and_close(fd)  # published since it was opened, and begun anew
-    except (BlockingIOError, FileNotFoundError):
-        if fd >= 0:
-            os.close(fd)
     except OSError as e:
-        if fd >= 0:
-            os.close(fd)
         warn(str(e))
         return Claim(range, path, room, warn)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_at(fd, _temporary(path)):
+            return Claim(range, path, room, warn, fd)
+    except BlockingIOError:
+        pass
+    except OSError as e:
+        unlock_and_close(fd)
+        warn(str(e))
+        return Claim(range, path, room, warn)
+    unlock_and_close(fd)  # another has it, or has published it since it was opened
     return None
 
 
@@ -90,10 +92,12 @@ def _temporary(path: str) -> str:
 def _create(path: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(path, flags, 0o600)
+        fd = os.open(path, flags, 0o600)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        return os.open(path, flags, 0o600)
+        fd = os.open(path, flags, 0o600)
+    open_locks.add(fd)
+    return fd
 
 
 def _write_all(fd: int, *parts: Buffer) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 _FOLDER = re.compile(r"[0-9a-f]")
 _FILE = re.compile(r"[0-9a-f]{32}(\.tmp)?")
 _BLOCK = 4096
-_LEAST_BYTES = (16 + 1 + 1) * _BLOCK  # the ledger and all folders, counted before they are made
+_OWN_BYTES = 3 * _BLOCK  # the folder itself, the one of the indexes, and the ledger
+_LEAST_BYTES = _OWN_BYTES + (1 + 16) * _BLOCK  # and those of the extents, counted before they are made
 _SLACK = 64  # an eviction frees this part of the limit at once, so that not every write has to scan
 _FULL_SECONDS = 30.0
+_LOCK_TRIES = 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_PREALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -93,15 +95,19 @@ class Room:
                 _allocate(fd, length)
         return True
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file that has a reservation; a scan at the same time could miss it under both names."""
+    def rename(self, fd: int, old: str, new: str) -> None:
+        """Rename an open file that has a reservation; a scan at the same time could miss it under both names."""
         with locked(self._ledger):
+            if not is_at(fd, old):  # by hand; what has the name now is another's, and half written
+                raise FileNotFoundError(errno.ENOENT, "removed while it was written", old)
             os.rename(old, new)
 
     def give_back(self, fd: int, path: str) -> None:
         """Remove the open file at `path`, and its bytes from those used."""
         with locked(self._ledger) as ledger:  # around both: a scan in between would count it gone, then again
             used = _noted(ledger)
+            if not is_at(fd, path):
+                return  # by hand: counted no more, or noted until the next scan
             os.unlink(path)
             if used is not None:
                 _note(ledger, max(0, used - _used_bytes(os.fstat(fd))))
@@ -155,7 +161,7 @@ class Room:
         return (entry for entry in _entries(self._extents) if _FOLDER.fullmatch(entry.name))
 
     def _folder_bytes(self) -> int:
-        used = _BLOCK
+        used = _OWN_BYTES
         for folder in (str(self._extents), *(entry.path for entry in self._folders())):
             with contextlib.suppress(FileNotFoundError):
                 used += os.stat(folder).st_blocks * 512
@@ -179,10 +185,10 @@ def remove_unused(path: str) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+        if is_at(fd, path):
             os.unlink(path)
             return True
-        return False  # published or replaced since it was opened
+        return not os.path.lexists(path)  # published or replaced since it was opened
     except FileNotFoundError:
         return True
     except OSError:  # in use, or the folder was made read-only
@@ -191,22 +197,32 @@ def remove_unused(path: str) -> bool:
         unlock_and_close(fd)
 
 
+def is_at(fd: int, path: str | Path) -> bool:
+    """Return whether `path` is still the name of an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
 def unlock_and_close(fd: int) -> None:
     """Give up the lock on an open file: to close it would not do, if a child was forked meanwhile."""
+    open_locks.discard(fd)
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
-_open_locks: set[int] = set()  # of this process
+# Files of this process that it locks to write. A lock is shared with a child forked while it was held; should its
+# holder die, the child would keep it for ever.
+open_locks: set[int] = set()
 
 
 def _drop_inherited() -> None:
-    # A lock is shared with a child forked while it was held; should its holder die, the child would keep it for ever.
-    for fd in _open_locks:
+    for fd in open_locks:
         with contextlib.suppress(OSError):
             os.close(fd)
-    _open_locks.clear()
+    open_locks.clear()
 
 
 os.register_at_fork(after_in_child=_drop_inherited)
@@ -215,14 +231,26 @@ os.register_at_fork(after_in_child=_drop_inherited)
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
     """Open a small file under its lock: held for a scan at most, dropped by the kernel when its holder dies."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    _open_locks.add(fd)
+    fd = _lock(path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
-        _open_locks.discard(fd)
         unlock_and_close(fd)
+
+
+def _lock(path: Path) -> int:
+    for attempt in range(1, _LOCK_TRIES + 1):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        open_locks.add(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if is_at(fd, path) or attempt == _LOCK_TRIES:
+                break
+        except BaseException:
+            unlock_and_close(fd)
+            raise
+        unlock_and_close(fd)  # removed by hand during the wait: others lock another file by now
+    return fd
 
 
 def _noted(ledger: int) -> int | None:
