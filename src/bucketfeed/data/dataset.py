@@ -108,6 +108,16 @@ class MapDataset:
         """Return what this process has read through this data set."""
         return Stats.of(self.reader.counter.counts(), samples=self._samples_read)
 
+    def with_shared_files(self, limit_bytes: int) -> MapDataset:
+        """Return this data set, reading through a temporary cache where it has none and several processes need one.
+
+        Chunks that hold many samples are wanted by every worker: without a file in common each would fetch them.
+        """
+        if self.cache is not None or self.reader.is_local or isinstance(self.chunks().counts, int):
+            return self
+        cache = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()), limit_bytes)
+        return MapDataset(self.index, CachedReader(self.reader, cache), self.decode)
+
     def _checked(self, item: int) -> int:
         i = operator.index(item)
         n = len(self)

@@ -51,7 +51,7 @@ class Task:
         """Return a pipeline over `plans`, in this process."""
         dataset = self.assembler.dataset
         return Pipeline(
-            plans,
+            self._announced(plans),
             dataset.index,
             self.plan.chunks,
             dataset.reader,
@@ -59,6 +59,15 @@ class Task:
             read_ahead_bytes=self.read_ahead_bytes,
             num_threads=self.num_threads,
         )
+
+    def _announced(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
+        """Tell the cache of each epoch that begins: it then keeps what is still to come, not what was last used."""
+        cache, epoch = self.assembler.dataset.cache, None
+        for plan in plans:
+            if cache is not None and plan.epoch != epoch:
+                epoch = plan.epoch
+                cache.begin_pass(self.plan.fingerprint, f"{self.plan.seed}/{epoch}")
+            yield plan
 
 
 class ThreadFeed:

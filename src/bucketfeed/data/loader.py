@@ -22,6 +22,7 @@ from bucketfeed.errors import ConfigError
 from bucketfeed.sampling.cursor import Cursor
 from bucketfeed.sampling.division import Tail
 from bucketfeed.sampling.topology import Topology
+from bucketfeed.sampling.whole import whole
 from bucketfeed.store.ranges import Counts
 from bucketfeed.store.sizes import parse_size
 
@@ -80,14 +81,14 @@ class Loader:
             raise ConfigError(f"Loader takes what bucketfeed.open_dataset returns, not {type(dataset).__name__}")
         chunk = CHUNK_BYTES if chunk_bytes is None else parse_size(chunk_bytes, "chunk_bytes")
         ahead = READ_AHEAD_BYTES if read_ahead_bytes is None else parse_size(read_ahead_bytes, "read_ahead_bytes")
-        _check_count("batch_size", batch_size, 1)
-        _check_count("num_workers", num_workers, 0)
-        _check_count("seed", seed, 0)
-        _check_count("chunk_bytes", chunk, 1)
-        _check_count("streams", STREAMS if streams is None else streams, 1)
+        whole("batch_size", batch_size, 1)
+        whole("num_workers", num_workers, 0)
+        whole("seed", seed, 0)
+        whole("chunk_bytes", chunk, 1)
+        whole("streams", STREAMS if streams is None else streams, 1)
         if num_threads is None:
             num_threads = 1 if num_workers else min(_MAX_THREADS, os.cpu_count() or 1)
-        _check_count("num_threads", num_threads, 1)
+        whole("num_threads", num_threads, 1)
         self.dataset = dataset
         self.batch_size = batch_size
         self._plan = Plan(
@@ -105,7 +106,9 @@ class Loader:
         self._length = len(self._plan.division())  # also checks that there is a batch to give
         self._num_workers = num_workers
         self._pin = pin_memory and torch.cuda.is_available()
-        assembler = Assembler(dataset, collate or default_collate, seed, self._pin and not num_workers)
+        # Workers share what one of them has fetched through files: those of the cache, else temporary ones.
+        shared = dataset.with_shared_files(4 * ahead) if num_workers > 1 else dataset
+        assembler = Assembler(shared, collate or default_collate, seed, self._pin and not num_workers)
         self._task = Task(assembler, self._plan, ahead // max(1, num_workers), num_threads)
         self._progress = progress
         self._epoch = self._position = 0
@@ -125,7 +128,7 @@ class Loader:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        _check_count("epoch", epoch, 0)
+        whole("epoch", epoch, 0)
         self._seek(epoch, 0)
 
     @property
@@ -243,8 +246,3 @@ class Loader:
             wait_seconds=self._stats.wait_seconds + wait_seconds,
             seconds=self._stats.seconds + seconds,
         )
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
