@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     options, rest = p.parse_known_args(arguments)
     if rest and options.place != "local":
         p.error(f"unknown arguments: {' '.join(rest)}")
-    from bucketfeed.errors import BucketfeedError
+    from bucketfeed.errors import BucketfeedError, ConfigError
     from bucketfeed.platforms import local
 
     try:
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
             return local.run(command, bucket.server.environment)
     except BucketfeedError as e:
         print(f"launch.py: {e}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(e, ConfigError) else 1
 
 
 if __name__ == "__main__":

@@ -1,94 +1,13 @@
-"""Runs of the scripts as users start them: processes of their own, on a mocked S3."""
+"""A bucket of tars to start the scripts on."""
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import subprocess
-import tarfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from scripts import Runs, tar
 
-from bucketfeed.platforms.local import train_command
 from bucketfeed.testing.moto import MotoBucket
-from bucketfeed.train.records import read_records
-
-ROOT = Path(__file__).parents[2]
-TRAIN = ROOT / "entrypoints" / "train.py"
-LAUNCH = ROOT / "entrypoints" / "launch.py"
-MODELS = ROOT / "tests" / "train"  # where trouble.py lies, as a user's own file
-SECONDS = 100.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """The last line that it printed."""
-        assert self.code == 0, self.err[-3000:]
-        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
-        return found
-
-
-def environment(bucket: MotoBucket | None = None, **more: str) -> dict[str, str]:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "AWS_PROFILE", "TROUBLE")
-    own = {name: value for name, value in os.environ.items() if name not in names}
-    return own | {"OMP_NUM_THREADS": "1"} | (bucket.server.environment if bucket else {}) | more
-
-
-def ended(command: list[str], env: dict[str, str], cwd: Path = MODELS) -> Ended:
-    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=SECONDS, check=False)
-    return Ended(done.returncode, done.stdout, done.stderr)
-
-
-class Runs:
-    """Runs of train.py in one folder, on the tars of one bucket."""
-
-    def __init__(self, bucket: MotoBucket, folder: Path) -> None:
-        self.bucket = bucket
-        self.folder = folder
-        self.run_dir = folder / "run"
-        self.arguments = [
-            *("--data", f"{bucket.url}train/", "--test-data", f"{bucket.url}test/", "--num-classes", "3"),
-            *("--image-size", "8", "--seed", "5", "--lr", "0.01", "--epochs", "2", "--no-progress", "--audit"),
-            *("--model", "trouble:net", "--cache-dir", str(folder / "cache"), "--cache-limit", "50MB"),
-            *("--checkpoint-dir", str(folder / "checkpoints"), "--run-dir", str(self.run_dir)),
-        ]
-
-    def start(self, *more: str, processes: int = 1, trouble: dict[str, Any] | None = None) -> Ended:
-        command = train_command(TRAIN, [*self.arguments, *more], processes=processes)
-        return ended(command, environment(self.bucket, TROUBLE=json.dumps(trouble or {})))
-
-    def taken(self, rank: int) -> list[tuple[int, int]]:
-        """Epoch and position after each batch that a rank has trained on."""
-        return [(r["epoch"], r["position"]) for r in read_records(self.run_dir / f"audit-rank{rank:05}.jsonl")]
-
-
-def tar(samples: range, seed: int) -> bytes:
-    draw = np.random.default_rng(seed)
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for number in samples:
-            png = io.BytesIO()
-            pixels = draw.integers(0, 60, (8, 8, 3)) + 90 * (number % 3)
-            Image.fromarray(pixels.astype(np.uint8)).save(png, "PNG")
-            for field, data in (("png", png.getvalue()), ("cls", str(number % 3).encode())):
-                member = tarfile.TarInfo(f"{number:04}.{field}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LAUNCH, MODELS, SECONDS, TRAIN, Runs, ended, environment
+from scripts import LAUNCH, MODELS, SECONDS, TRAIN, Runs, ended, environment
 
 from bucketfeed.errors import ConfigError
 from bucketfeed.platforms.local import run, train_command

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from conftest import TRAIN, Runs, ended, environment
+from scripts import TRAIN, Runs, ended, environment
 
 from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.train.config import TrainConfig
@@ -44,7 +44,7 @@ def test_the_manual_explains_every_option_and_shows_three_commands() -> None:
         ([], "--data"),
         (["--data", "s3://b/", "--epoch", "3"], "--epoch"),
         (["--data", "s3://b/", "--epochs", "three"], "--epochs: invalid int value: 'three'"),
-        (["--data", "s3://b/", "--epochs", "0"], "epochs must be at least 1, not 0"),
+        (["--data", "s3://b/", "--epochs", "0"], "epochs must be a whole number of at least 1, not 0"),
         (["--data", "s3://b/", "--storage-options", "{key"], "not JSON"),
         (["--data", "s3://b/", "--storage-options", "[1]"], "must be a JSON object"),
         (["--data", "nfs4://b/x"], "nfs4"),

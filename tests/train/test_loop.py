@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Training, pictures, write
+from training import Training, pictures, write
 
 from bucketfeed.errors import ConfigError, DecodeError, NotFoundError, ResumeError
 from bucketfeed.train.records import audit
@@ -48,6 +48,8 @@ def test_it_learns_and_tells_what_it_cost(training: Make) -> None:
     epochs = run.records("epoch")
     assert [e["epoch"] for e in epochs] == list(range(6))
     assert epochs[-1]["loss"] < epochs[0]["loss"]
+    # Nothing is lost between epochs, where reading ahead goes on.
+    assert sum(e["cache_misses"] for e in epochs) == 64
     assert [e["epoch"] for e in run.records("evaluation")] == list(range(6))
     assert run.records("end")[0]["accuracy"] == result["accuracy"]
     all_once(run, epochs=6)

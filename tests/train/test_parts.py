@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import pictures
+from training import pictures
 
 from bucketfeed.errors import ConfigError
 from bucketfeed.sampling.topology import Topology
@@ -24,11 +24,13 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"epochs": 0}, "epochs must be at least 1, not 0"),
-        ({"batch_size": -3}, "batch_size must be at least 1, not -3"),
-        ({"seed": -1}, "seed must be at least 0, not -1"),
-        ({"num_classes": 0}, "num_classes must be at least 1, not 0"),
-        ({"save_steps": 0}, "save_steps must be at least 1, not 0"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
+        ({"batch_size": -3}, "batch_size must be a whole number of at least 1, not -3"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
+        ({"num_classes": 0}, "num_classes must be a whole number of at least 1, not 0"),
+        ({"save_steps": 0}, "save_steps must be a whole number of at least 1, not 0"),
+        ({"epochs": 1.5}, "epochs must be a whole number of at least 1, not 1.5"),
+        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, not nan"),
         ({"lr": 0.0}, "lr must be greater than 0, not 0.0"),
         ({"lr": float("nan")}, "lr must be greater than 0, not nan"),
         ({"clip_norm": -1.0}, "clip_norm must be greater than 0, not -1.0"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -42,18 +41,21 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
     SIGTERM and Ctrl-C reach it once, and are waited for. `STOPPED` is returned where they have ended it: torchrun's
     own exit code tells only that it did not come to the end.
     """
-    process = start(command, environment, start_new_session=True)
+    process: subprocess.Popen[Any] | None = None
     told = False
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal told
         told = True
-        # Both as SIGTERM: torchrun gives its processes little time after a Ctrl-C.
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
+        if process is not None:
+            process.send_signal(signal.SIGTERM)  # for Ctrl-C too: after that torchrun gives its processes little time
 
+    # Before the start, so that no moment is left in which a stop ends this process and leaves the other one behind.
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        process = start(command, environment, start_new_session=True)
+        if told:
+            process.send_signal(signal.SIGTERM)
         code = process.wait()
     finally:
         for number, handler in before.items():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from bucketfeed.errors import ConfigError
+from bucketfeed.sampling.whole import whole
 from bucketfeed.store.sizes import parse_size
 
 Amp = Literal["auto", "off", "bf16", "fp16"]
@@ -55,15 +56,16 @@ class TrainConfig:
         least = {
             **dict.fromkeys(("epochs", "batch_size", "grad_accum", "image_size"), 1),
             **dict.fromkeys(("num_classes", "save_steps", "streams"), 1),
-            **dict.fromkeys(("seed", "warmup_steps", "num_workers", "weight_decay"), 0),
+            **dict.fromkeys(("seed", "warmup_steps", "num_workers"), 0),
         }
         for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= bound:
-                raise ConfigError(f"{name} must be at least {bound}, not {value}")
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), bound)
+        if not self.weight_decay >= 0:  # comparisons that NaN fails too
+            raise ConfigError(f"weight_decay must be at least 0, not {self.weight_decay}")
         for name in ("lr", "save_seconds", "clip_norm"):
             value = getattr(self, name)
-            if value is not None and not value > 0:  # a comparison that NaN fails too
+            if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be greater than 0, not {value}")
         for name, known in (("amp", Amp), ("resume", Resume), ("device", Device)):
             if getattr(self, name) not in get_args(known):

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bucketfeed.data.stats import Stats
 from bucketfeed.errors import ConfigError, ResumeError
 from bucketfeed.sampling.topology import Topology
 from bucketfeed.store.urls import parse_url
@@ -94,6 +93,7 @@ class _Run:
         state = ranks.from_first(self._newest)
         self.steps = 0
         self.accuracy: float | None = None
+        self.told = self.loader.stats()  # up to the last report; reading ahead goes on between epochs
         if state is not None:
             self.loader.load_state_dict(state["cursor"])
             self.steps = state["steps"]
@@ -109,8 +109,7 @@ class _Run:
             stack.callback(self.metrics.close)
         self.audit: Audit | None = None
         if config.audit:
-            if ranks.is_first:
-                cut_audit(run_dir, state and state["cursor"])
+            cut_audit(run_dir, state and state["cursor"], topology)
             ranks.wait_for_all()
             self.audit = Audit(run_dir, topology.rank)
             stack.callback(self.audit.close)
@@ -142,7 +141,7 @@ class _Run:
     # -- an epoch
 
     def _epoch(self) -> None:
-        epoch, before = self.loader.epoch, self.loader.stats()
+        epoch = self.loader.epoch
         sums = Sums(self.device)
         self.parallel.train()
         left = self._batches_left()
@@ -162,7 +161,7 @@ class _Run:
             if complete:
                 self._optimize()
                 self._save_or_stop()
-        self._report(epoch, sums, before)
+        self._report(epoch, sums)
 
     def _optimize(self) -> None:
         if self.config.clip_norm is not None:
@@ -212,8 +211,9 @@ class _Run:
 
     # -- what it tells
 
-    def _report(self, epoch: int, sums: Sums, before: Stats) -> None:
-        now = self.loader.stats()
+    def _report(self, epoch: int, sums: Sums) -> None:
+        before, now = self.told, self.loader.stats()
+        self.told = now
         seconds, wait = self.ranks.largest([now.seconds - before.seconds, now.wait_seconds - before.wait_seconds])
         counts = self.ranks.summed([getattr(now, name) - getattr(before, name) for name in _COUNTED])
         loss, accuracy = sums.means(self.ranks)

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bucketfeed.errors import ConfigError
+from bucketfeed.sampling.topology import Topology
+
+_AUDIT = "audit-rank"
 
 
 class Records:
@@ -29,7 +32,7 @@ class Records:
     def write(self, **values: Any) -> None:
         """Append a line. Numbers that JSON has not (a loss of NaN) become null."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._file.write(json.dumps(plain, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps(plain) + "\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -77,7 +80,7 @@ class Audit:
     """Records which samples this rank took, so that `audit` can prove that none came twice."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
-        self._records = Records(run_dir / f"audit-rank{rank:05}.jsonl", keep=True)
+        self._records = Records(run_dir / f"{_AUDIT}{rank:05}.jsonl", keep=True)
 
     def took(self, epoch: int, position: int, keys: Sequence[str]) -> None:
         """Note a batch; `position` is the loader's after it."""
@@ -88,20 +91,23 @@ class Audit:
         self._records.close()
 
 
-def cut_audit(run_dir: Path, cursor: dict[str, Any] | None) -> None:
-    """Drop the audit records of all ranks behind `cursor`, or all of them where the run starts anew.
+def cut_audit(run_dir: Path, cursor: dict[str, Any] | None, topology: Topology) -> None:
+    """Drop the audit records behind `cursor`, or all of them where the run starts anew.
 
-    What lay behind it was lost with the process, and the resumed run takes those samples again. Called by one rank,
-    before any writes.
+    What lay behind it was lost with the process, and the resumed run takes those samples again. Called by all ranks,
+    before any writes: each sees to its own file, and to those of ranks that there are no longer, for the folder may
+    be one for all nodes or another one on each.
     """
     for path in _audit_paths(run_dir):
+        if int(path.stem.removeprefix(_AUDIT)) % topology.world_size != topology.rank:
+            continue
         if cursor is None:
             path.unlink()
             continue
         reached = (cursor["epoch"], cursor["position"])
         kept = [record for record in read_records(path) if (record["epoch"], record["position"]) <= reached]
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
         os.replace(temporary, path)
 
 
@@ -118,4 +124,4 @@ def audit(run_dir: str | os.PathLike[str]) -> dict[int, Counter[str]]:
 
 
 def _audit_paths(run_dir: Path) -> list[Path]:
-    return sorted(run_dir.glob("audit-rank*.jsonl"))
+    return sorted(run_dir.glob(f"{_AUDIT}*.jsonl"))
