@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bucketfeed.cache.extent import AnyExtent
-from bucketfeed.cache.reader import open_extent
+from bucketfeed.cache.reader import CachedReader, open_extent
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.formats.index import Chunks, Index
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
@@ -30,6 +30,7 @@ _MAX_CHUNKS = 256
 _MAX_PLANNED = 512  # batches: bounds the plan itself where samples are tiny
 _MAX_NEXT_EPOCH = 16  # batches read for an epoch that has not begun: it may never do so
 _FETCHING_BYTES = 64 << 20  # in flight at a time; 16 chunks of 4 MiB were best (docs/decisions/0002)
+_FIRST_SHARE = 4
 _SAY_SECONDS = 60.0  # a loop that waits this long is told what for
 
 Assemble = Callable[[BatchPlan, list[Buffer]], Any]
@@ -55,9 +56,12 @@ class _Chunk:
 class _Job:
     """A planned batch on its way. Each of its samples lies in a chunk (by key), or is read by itself (None)."""
 
-    __slots__ = ("chunks", "exact", "exact_bytes", "future", "keys", "missing", "plan", "ranges", "started")
+    __slots__ = ("chunks", "exact", "exact_bytes", "future", "keys", "missing", "plan", "ranges", "started", "within")
 
-    def __init__(self, plan: BatchPlan, ranges: list[Range], keys: list[Key | None]) -> None:
+    def __init__(
+        self, plan: BatchPlan, ranges: list[Range], keys: list[Key | None], within: list[Range] | None = None
+    ) -> None:
+        self.within = within
         self.plan = plan
         self.ranges = ranges
         self.keys = keys
@@ -91,6 +95,7 @@ class Pipeline:
         self._budget = read_ahead_bytes
         self._batches_ahead = num_threads + 2
         self._single = isinstance(chunks.counts, int)
+        self._first = True
         mean = max(1, index.manifest.total_bytes // max(1, len(chunks)))
         fetchers = 8 if self._single else min(64, max(8, _FETCHING_BYTES // mean))
         self._fetchers = ThreadPoolExecutor(fetchers, thread_name_prefix="bucketfeed-fetch")
@@ -176,6 +181,12 @@ class Pipeline:
         manifest = self._index.manifest
         ranges = [manifest.range(shard, start, start + length) for shard, start, length in rows]
         keys: list[Key | None] = [None] * len(ranges)
+        first, self._first = self._first, False
+        if first and not self._single:
+            within = [self._chunks.range(chunk) for chunk in plan.chunks.tolist()]
+            # The loop waits for this batch: where the chunks of all its streams are many times its own bytes, those.
+            if sum(r.length for r in ranges) * _FIRST_SHARE <= sum(r.length for r in set(within)):
+                return _Job(plan, ranges, keys, within)
         if not self._single:
             # A chunk of one sample is read by itself: nothing would share its being held.
             shared = (np.asarray(self._chunks.counts)[plan.chunks] > 1).tolist()
@@ -250,7 +261,10 @@ class Pipeline:
 
     def _read_exact(self, job: _Job, ranges: list[Range]) -> None:
         try:
-            job.exact = self._reader.read(ranges)
+            if job.within and isinstance(self._reader, CachedReader):
+                job.exact = self._reader.peek(ranges, job.within)
+            else:
+                job.exact = self._reader.read(ranges)
             error = None
         except BaseException as e:
             error = e
