@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing
 
-from bucketfeed.errors import ConfigError, ResumeError
+from bucketfeed.errors import BucketfeedError, ConfigError, ResumeError
 from bucketfeed.sampling.topology import Topology
 from bucketfeed.train.ranks import Ranks, joined
 
@@ -45,6 +46,26 @@ def test_two_ranks_agree_on_numbers_errors_and_data(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     torch.multiprocessing.spawn(agree, (port, str(tmp_path)), nprocs=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}, "rank 1 of 2 did not meet the others: .*127.0.0.1, 9"),
+        ({"MASTER_PORT": "9"}, "rank 1 of 2 did not meet the others: .*MASTER_ADDR"),
+    ],
+)
+def test_a_rank_whose_others_never_come_says_so_and_ends(
+    address: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", **address}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(BucketfeedError, match=told),
+        joined(Topology(1, 2), torch.device("cpu"), meeting=timedelta(seconds=2)),
+    ):
+        pass
 
 
 def test_one_rank_agrees_with_itself() -> None:

@@ -17,9 +17,12 @@ from bucketfeed.sampling.topology import Topology
 
 T = TypeVar("T")
 
+# Bounds the wait for ranks to come together, where one may never start or torchrun be gone, and for each other's
+# gradients, where one may wait for data.
+_MEETING = timedelta(minutes=10)
 # Bounds the wait for a rank that lives but does nothing, such as one that uploads a large checkpoint. A rank that dies
 # closes its connections, and the others hear of it at once.
-_TIMEOUT = timedelta(minutes=30)
+_AGREEING = timedelta(minutes=30)
 
 
 class Ranks:
@@ -96,19 +99,26 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def joined(topology: Topology, device: torch.device) -> Iterator[Ranks]:
+def joined(topology: Topology, device: torch.device, meeting: timedelta = _MEETING) -> Iterator[Ranks]:
     """Join the other ranks for the `with` block: gradients by nccl on GPUs, else by gloo.
 
-    A process group that is there already (Ray Train makes one) is used, and left in place.
+    A process group that is there already (Ray Train makes one) is used, and left in place. Raises `BucketfeedError`
+    where the ranks have not all come together after `meeting`.
     """
     if topology.world_size == 1:
         yield Ranks(topology)
         return
     own = not dist.is_initialized()
     if own:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=meeting)
+        except (RuntimeError, ValueError) as e:
+            raise BucketfeedError(
+                f"rank {topology.rank} of {topology.world_size} did not meet the others: {str(e).splitlines()[0]}; "
+                "start all ranks by torchrun, at about the same time, with the same MASTER_ADDR and MASTER_PORT"
+            ) from e
     try:
-        yield Ranks(topology, dist.new_group(backend="gloo", timeout=_TIMEOUT))
+        yield Ranks(topology, dist.new_group(backend="gloo", timeout=_AGREEING))
     finally:
         if own:
             dist.destroy_process_group()
