@@ -153,7 +153,10 @@ def _length(value: Any) -> int:
 
 
 def run(name: str, place: Place) -> Iterator[dict[str, Any]]:
-    """Run a contestant; yield a note before each phase ("open", "epoch 1", ...) and its numbers after it."""
+    """Run a contestant; yield a note before each phase ("open", "epoch 1", ...) and its numbers after it.
+
+    Each phase begins when the caller goes on.
+    """
     pid = os.getpid()
     read_stats(place.endpoint_url)
     yield {"phase": "open"}
@@ -194,6 +197,8 @@ def main() -> None:
     name, place = sys.argv[1], Place(**json.loads(sys.argv[2]))
     for line in run(name, place):
         print(json.dumps(line), flush=True)
+        if "phase" in line:
+            sys.stdin.readline()
     sys.stdout.flush()
     os._exit(0)  # what a contestant takes to tear down its workers is not measured, and must not hang us
 

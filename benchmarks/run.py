@@ -26,8 +26,8 @@ from benchmarks.processes import tree_pss
 from benchmarks.server import S3Serve
 
 ROOT = Path(__file__).parents[1]
-SAMPLING_SECONDS = 0.05
-TOUCHED_BYTES = 5 << 30  # two epochs of 2 GB and their programs
+SAMPLING_SECONDS = 0.25  # each look costs the watched process some milliseconds
+TOUCHED_BYTES = 4 << 30  # for 2 GB in the page cache and the contestant's own
 START_SECONDS = 120  # for imports, opening and an index, on top of the epochs' own bound
 
 
@@ -114,7 +114,7 @@ def _rounds(names: list[str], rounds: int, place: Place, work: Path) -> list[dic
 
 
 def _touch_memory() -> None:
-    """Use and free some memory, so that every contestant finds free pages that the machine really has.
+    """Use and free some memory, so that every epoch finds free pages that the machine really has.
 
     A virtual machine's host takes free pages back, and the first use of each then costs 3.5 s/GB here (0.2 s/GB
     later). That would be counted against whoever keeps more in the page cache, and more so the longer it was quiet.
@@ -130,7 +130,6 @@ def _contest(name: str, place: Place, work: Path) -> dict[str, Any]:
     shutil.rmtree(place.cache, ignore_errors=True)
     Path(place.cache).mkdir(parents=True)
     Path(place.kept).mkdir(parents=True, exist_ok=True)
-    _touch_memory()
     log = work / "logs" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
     with log.open("w") as errors:
@@ -138,6 +137,7 @@ def _contest(name: str, place: Place, work: Path) -> dict[str, Any]:
             [sys.executable, "-m", "benchmarks.contestants", name, json.dumps(asdict(place))],
             cwd=ROOT,
             env=_environment(place, work),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -158,9 +158,16 @@ def _contest(name: str, place: Place, work: Path) -> dict[str, Any]:
 
 def _listen(process: subprocess.Popen[str], lines: list[dict[str, Any]]) -> None:
     assert process.stdout is not None
+    assert process.stdin is not None
     for text in process.stdout:
         if text.startswith("{"):
             lines.append(json.loads(text))
+            if "phase" in lines[-1]:  # it waits for a line before it begins
+                if lines[-1]["phase"].startswith("epoch"):
+                    _touch_memory()
+                with contextlib.suppress(OSError):
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
 
 
 def _watch(process: subprocess.Popen[str], lines: list[dict[str, Any]], deadline: float) -> dict[str, int]:

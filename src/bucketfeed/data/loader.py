@@ -47,7 +47,8 @@ class Loader:
             "pad" repeats some from the epoch's beginning, "uneven" gives shorter and fewer batches to some ranks.
         topology: this rank and the world's size; found from torch.distributed or torchrun where None.
         num_workers: processes, started by forkserver; functions travel by cloudpickle.
-        num_threads: decoding threads (of each worker); by default one a core up to 8, and 1 in workers.
+        num_threads: decoding threads (of each worker); by default one a core up to 8, but 1 in workers and where
+            the data set has no decode function.
         collate: gets the list of samples and returns the batch; see `default_collate`.
         read_ahead_bytes: bound on bytes held or being fetched ahead of the loop (int or "256MiB").
         streams: how many chunks the order interleaves; more mixes better and keeps more open.
@@ -87,7 +88,9 @@ class Loader:
         whole("chunk_bytes", chunk, 1)
         whole("streams", STREAMS if streams is None else streams, 1)
         if num_threads is None:
-            num_threads = 1 if num_workers else min(_MAX_THREADS, os.cpu_count() or 1)
+            # Without a decode function there is little but Python to run, and threads would only wait for each other.
+            alone = num_workers or dataset.decode is None
+            num_threads = 1 if alone else min(_MAX_THREADS, os.cpu_count() or 1)
         whole("num_threads", num_threads, 1)
         self.dataset = dataset
         self.batch_size = batch_size

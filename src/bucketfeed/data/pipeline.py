@@ -19,6 +19,7 @@ import numpy as np
 
 from bucketfeed.cache.extent import AnyExtent
 from bucketfeed.cache.reader import CachedReader, open_extent
+from bucketfeed.data.allocator import keep_freed_memory
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.formats.index import Chunks, Index
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
@@ -87,6 +88,7 @@ class Pipeline:
         read_ahead_bytes: int,
         num_threads: int,
     ) -> None:
+        keep_freed_memory()
         self._plans = plans
         self._index = index
         self._chunks = chunks
@@ -150,7 +152,7 @@ class Pipeline:
 
     def _pump(self) -> None:
         """Admit planned batches while there is room, and start building those that are next and have arrived."""
-        while not self._closed and len(self._jobs) < _MAX_PLANNED and not self._far_into_next_epoch():
+        while not self._closed and len(self._jobs) < _MAX_PLANNED and not self._held_back():
             if self._next is None:
                 plan = next(self._plans, None)
                 if plan is None:
@@ -172,8 +174,11 @@ class Pipeline:
                 job.started = True
                 self._decoders.submit(self._build, job)
 
-    def _far_into_next_epoch(self) -> bool:
+    def _held_back(self) -> bool:
+        """Whether more would come too early: before the very first batch, or deep in an epoch that has not begun."""
         jobs = self._jobs
+        if jobs and jobs[0].within and jobs[0].missing:
+            return True
         return len(jobs) > _MAX_NEXT_EPOCH and jobs[-_MAX_NEXT_EPOCH].plan.epoch > jobs[0].plan.epoch
 
     def _job(self, plan: BatchPlan) -> _Job:
