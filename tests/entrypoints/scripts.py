@@ -67,7 +67,7 @@ class Runs:
         ]
 
     def start(self, *more: str, processes: int = 1, trouble: dict[str, Any] | None = None) -> Ended:
-        command = train_command(TRAIN, [*self.arguments, *more], processes=processes)
+        command = train_command([*self.arguments, *more], processes=processes)
         return ended(command, environment(self.bucket, TROUBLE=json.dumps(trouble or {})))
 
     def taken(self, rank: int) -> list[tuple[int, int]]:

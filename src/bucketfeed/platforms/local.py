@@ -7,25 +7,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from bucketfeed.errors import ConfigError
 
+TRAIN = "bucketfeed.cli.train"  # started by its name: a place needs the package installed, and no script of it
 STOPPED = 75  # EX_TEMPFAIL, which train.py returns when it was asked to stop
 
 
-def train_command(script: Path, arguments: Sequence[str], *, processes: int = 1) -> list[str]:
-    """Return the command that runs the training script in `processes` processes."""
+def train_command(arguments: Sequence[str], *, processes: int = 1) -> list[str]:
+    """Return the command that trains in `processes` processes."""
     if processes < 1:
         raise ConfigError(f"--nproc-per-node must be at least 1, not {processes}")
-    if not script.is_file():
-        raise ConfigError(f"no training script at {script}")
     if processes == 1:
-        return [sys.executable, str(script), *arguments]
+        return [sys.executable, "-m", TRAIN, *arguments]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [*torchrun, str(script), *arguments]
+    return [*torchrun, "-m", TRAIN, *arguments]
 
 
 def start(

@@ -28,12 +28,12 @@ _SEEN = 1408  # of 1,437 samples: 44 batches of 32; the 29 that fill no batch ar
 _MARK = ".bucketfeed-demo"
 
 
-def demonstrate(script: Path, run_dir: Path) -> int:
-    """Run the demonstration with the training script, leave everything in `run_dir`, return 0 if all held."""
+def demonstrate(run_dir: Path) -> int:
+    """Run the demonstration, leave everything in `run_dir`, return 0 if all held."""
     run_dir = _emptied(run_dir)
     began = time.monotonic()
     with digits_bucket() as bucket:
-        demo = _Demo(script, run_dir, bucket)
+        demo = _Demo(run_dir, bucket)
         _say("\n1 of 3  cold: 1,437 PNG objects, one request each")
         cold = demo.train("cold", digits_options(bucket))
         _say("\n2 of 3  warm: the same again, from the cache")
@@ -65,8 +65,7 @@ class _Killed:
 
 
 class _Demo:
-    def __init__(self, script: Path, run_dir: Path, bucket: MotoBucket) -> None:
-        self._script = script
+    def __init__(self, run_dir: Path, bucket: MotoBucket) -> None:
         self._run_dir = run_dir
         self._bucket = bucket
 
@@ -114,7 +113,7 @@ class _Demo:
         ]
         # One computing thread: so small a network gains nothing from two, and loses much where others use the cores.
         environment = {**self._bucket.server.environment, "OMP_NUM_THREADS": "1"}
-        command = train_command(self._script, arguments, processes=processes)
+        command = train_command(arguments, processes=processes)
         return start(command, environment, stdout=subprocess.PIPE, text=True)
 
 

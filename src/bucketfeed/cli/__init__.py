@@ -1,0 +1,1 @@
+"""What a person starts: `bucketfeed launch`, and the training that every place starts."""
