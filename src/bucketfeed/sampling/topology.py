@@ -34,9 +34,9 @@ class Topology:
     def detect(cls, environ: Mapping[str, str] | None = None) -> Topology:
         """Return what has started this process says of it; one process where nothing does.
 
-        Asked are, in this order: torch.distributed where it is initialised, the context of Ray Train's worker, torch_xla
-        where it is initialised; then the variables of torchrun, Horovod, Open MPI, MPICH and Intel MPI, srun and TPU
-        hosts. What was found is logged once. `environ` stands in for the process's own environment.
+        Asked are, in this order: torch.distributed where it is initialised, Ray Train where this is a worker of it,
+        torch_xla where it is initialised; then the variables of torchrun, Horovod, Open MPI, MPICH and Intel MPI, srun
+        and TPU hosts. What was found is logged once. `environ` stands in for the process's own environment.
 
         Raises `ConfigError` naming the variables that are missing, no number, or contradict each other: where two
         launchers speak, the first must not see fewer processes than the other, nor as many and another rank.

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -111,11 +111,17 @@ def joined(topology: Topology, device: torch.device, meeting: timedelta = _MEETI
     own = not dist.is_initialized()
     if own:
         try:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=meeting)
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                timeout=meeting,
+                rank=topology.rank,  # not every launcher sets RANK and WORLD_SIZE
+                world_size=topology.world_size,
+            )
         except (RuntimeError, ValueError) as e:
             raise BucketfeedError(
                 f"rank {topology.rank} of {topology.world_size} did not meet the others: {str(e).splitlines()[0]}; "
-                "start all ranks by torchrun, at about the same time, with the same MASTER_ADDR and MASTER_PORT"
+                "start all ranks at about the same time: by torchrun, or with MASTER_ADDR (the node of rank 0) and "
+                "MASTER_PORT (a free port there) set the same for all of them"
             ) from e
     try:
         yield Ranks(topology, dist.new_group(backend="gloo", timeout=_AGREEING))
@@ -125,16 +131,31 @@ def joined(topology: Topology, device: torch.device, meeting: timedelta = _MEETI
 
 
 class StopSignal:
-    """Notes SIGTERM (and a first Ctrl-C) instead of dying of it, while its `with` block runs in the main thread."""
+    """Notes SIGTERM (and a first Ctrl-C) instead of dying of it, while its `with` block runs in the main thread.
+
+    Signals come to a process, not to a run: so does what a place asks for that has none, such as Ray, by `ask`.
+    """
+
+    _asked: ClassVar[str | None] = None
 
     def __init__(self) -> None:
-        self.received: str | None = None
+        self._received: str | None = None
         self._before: dict[int, object] = {}
 
+    @classmethod
+    def ask(cls, by: str | None) -> None:
+        """Stop every run of this process at its next step, from any thread, as the signal `by` does; None: no more."""
+        cls._asked = by
+
+    @property
+    def received(self) -> str | None:
+        """The name of what has asked to stop."""
+        return self._received or self._asked
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.received is not None:
+        if number == signal.SIGINT and self._received is not None:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
+        self._received = signal.Signals(number).name
 
     def __enter__(self) -> StopSignal:
         for number in (signal.SIGTERM, signal.SIGINT):
