@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +18,13 @@ from bucketfeed.formats.journal import Journal
 from bucketfeed.formats.registry import Format
 from bucketfeed.formats.window import RangeWindow
 from bucketfeed.store.manifest import Manifest
-from bucketfeed.store.ranges import Buffer, RangeReader
+from bucketfeed.store.ranges import Buffer, Counts, Range, RangeReader
 
 Ints = NDArray[np.int64]
 
 _THREADS = 16
 _REQUESTS = 16  # in flight over all threads, at least
+_REQUESTS_ELSEWHERE = 4  # in flight for a shard, where how many are scanned at a time is another's choice
 
 
 def shards_of(manifest: Manifest, format: Format) -> list[int]:
@@ -39,39 +42,45 @@ def find_samples(
     cache: DiskCache | None,
     chunk_bytes: int,
     progress: bool,
+    executor: Executor | None = None,
 ) -> tuple[Ints, Ints, Ints]:
     """Return shard, start and length of every sample, in the order of shards and bytes.
 
     Each shard goes into the journal as it is done, so that an interrupted run goes on where it was. Objects are read
     once, in steps of `chunk_bytes`; larger members are hopped over. Whole chunks go into `cache` as they come by,
-    as long as they fit.
+    as long as they fit; not from an `executor`, whose tasks may run on any machine.
     """
     assert format.scan is not None
     shards = shards_of(manifest, format)
     todo = [shard for shard in shards if shard not in journal]
-    filling = None if cache is None else _Filling(cache, manifest, chunk_bytes)
-    bar = tqdm(
-        desc=f"indexing {manifest.url}",
-        total=sum(manifest.size(shard) for shard in shards),
-        initial=sum(manifest.size(shard) for shard in shards if shard in journal),
-        unit="B",
-        unit_scale=True,
-        delay=1,  # quick ones show no bar
-        disable=not progress,
-    )
-    with bar, ThreadPoolExecutor(min(_THREADS, max(1, len(todo))), thread_name_prefix="bucketfeed-index") as pool:
-        scan = _Scan(manifest, format, reader, filling, chunk_bytes, max(1, _REQUESTS // max(1, len(todo))), bar)
-        running = {pool.submit(scan, shard) for shard in todo}
+    ahead = max(1, _REQUESTS // max(1, len(todo)))
+    with (
+        _bar(manifest, shards, journal, progress) as bar,
+        ThreadPoolExecutor(min(_THREADS, max(1, len(todo))), thread_name_prefix="bucketfeed-index") as pool,
+    ):
+        filling = None if cache is None or executor else _Filling(cache, manifest, chunk_bytes)
+        scan = _Scan(format, reader, filling, chunk_bytes, ahead, bar)
+        call = _Elsewhere(pickle.dumps((format, reader, chunk_bytes))) if executor else scan
+        running = {(executor or pool).submit(call, shard, manifest.range(shard)) for shard in todo}
+
+        def keep(found: _Found) -> None:
+            journal.add(found.shard, found.starts, found.lengths)
+            if executor:
+                reader.counter.add(**asdict(found.counts))
+                bar.update(manifest.size(found.shard))
+
         try:
             for future in as_completed(running.copy()):
                 running.remove(future)
-                journal.add(*future.result())
+                keep(future.result())
         except BaseException:
             scan.stopped = True
-            pool.shutdown(cancel_futures=True)
+            for future in running:
+                future.cancel()
+            pool.shutdown()
             for future in running:  # what is done is kept for the next try
-                if not future.cancelled() and future.exception() is None:
-                    journal.add(*future.result())
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    keep(future.result())
             raise
     found = [journal[shard] for shard in shards]
     counts = [len(starts) for starts, _ in found]
@@ -82,6 +91,39 @@ def find_samples(
     )
 
 
+def _bar(manifest: Manifest, shards: list[int], journal: Journal, progress: bool) -> tqdm[None]:
+    return tqdm(
+        desc=f"indexing {manifest.url}",
+        total=sum(manifest.size(shard) for shard in shards),
+        initial=sum(manifest.size(shard) for shard in shards if shard in journal),
+        unit="B",
+        unit_scale=True,
+        delay=1,  # quick ones show no bar
+        disable=not progress,
+    )
+
+
+class _Found(NamedTuple):
+    """The samples of one shard, and what another process has asked of the store to find them."""
+
+    shard: int
+    starts: Ints
+    lengths: Ints
+    counts: Counts = Counts()
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """A scan that any process of any machine can make, with a client and counts of its own: no manifest goes along."""
+
+    pickled: bytes
+
+    def __call__(self, shard: int, whole: Range) -> _Found:
+        format, reader, chunk_bytes = pickle.loads(self.pickled)
+        found = _Scan(format, reader, None, chunk_bytes, _REQUESTS_ELSEWHERE)(shard, whole)
+        return found._replace(counts=reader.counter.counts())
+
+
 class _Stopped(Exception):
     """Another shard has failed."""
 
@@ -90,18 +132,17 @@ class _Stopped(Exception):
 class _Scan:
     """Finds the samples of one shard; called from many threads."""
 
-    manifest: Manifest
     format: Format
     reader: RangeReader
     filling: _Filling | None
     chunk_bytes: int
     ahead: int  # requests of one shard at the same time
-    bar: tqdm[None]
+    bar: tqdm[None] | None = None
     stopped: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __call__(self, shard: int) -> tuple[int, Ints, Ints]:
-        size = self.manifest.size(shard)
+    def __call__(self, shard: int, whole: Range) -> _Found:
+        size = whole.stop
         seen = 0
 
         def read(start: int, stop: int) -> list[Buffer]:
@@ -109,7 +150,7 @@ class _Scan:
             if self.stopped:
                 raise _Stopped
             cuts = [*range(start, stop, self.chunk_bytes), stop]
-            buffers = self.reader.read([self.manifest.range(shard, *cut) for cut in itertools.pairwise(cuts)])
+            buffers = self.reader.read([whole._replace(start=a, stop=b) for a, b in itertools.pairwise(cuts)])
             self._advance(stop - seen)
             seen = stop
             return buffers
@@ -119,7 +160,7 @@ class _Scan:
         stops: list[int] = []
         first = 0  # sample that opened the chunk in hand
         assert self.format.scan is not None
-        for start, stop in self.format.scan(window, self.manifest.object_url(shard)):
+        for start, stop in self.format.scan(window, whole.url):
             if starts and start // self.chunk_bytes != starts[first] // self.chunk_bytes:
                 self._fill(window, shard, starts[first], stops[-1])
                 first = len(starts)
@@ -130,15 +171,16 @@ class _Scan:
             self._fill(window, shard, starts[first], stops[-1])
         self._advance(size - seen)
         found = np.array(starts, np.int64)
-        return shard, found, np.array(stops, np.int64) - found
+        return _Found(shard, found, np.array(stops, np.int64) - found)
 
     def _fill(self, window: RangeWindow, shard: int, start: int, stop: int) -> None:
         if self.filling and window.holds(start, stop):
             self.filling.put(shard, start, window.view(start, stop))
 
     def _advance(self, more: int) -> None:
-        with self._lock:
-            self.bar.update(more)
+        if self.bar is not None:
+            with self._lock:
+                self.bar.update(more)
 
 
 class _Filling:

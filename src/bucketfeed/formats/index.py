@@ -9,6 +9,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,7 @@ def build_index(
     path: Path | None = None,
     chunk_bytes: int = 4 << 20,
     progress: bool = True,
+    executor: Executor | None = None,
 ) -> Index:
     """Return the index of `manifest`, from the file of an earlier run where there is one.
 
@@ -213,6 +215,9 @@ def build_index(
         path: keeps the index in exactly this file instead; an index of other data there is replaced.
         chunk_bytes: how the data set will be cut into chunks.
         progress: shows a bar on stderr when it takes longer than a second.
+        executor: scans the shards, one a task, instead of threads of this process: a `ProcessPoolExecutor`,
+            `dask.distributed.Client.get_executor()`, `bucketfeed.platforms.ray.RayExecutor`, or any other whose workers
+            reach the objects. Chunks read there do not go into `cache`. It is left running.
 
     Raises `ConfigError` for an unknown format or a `path` that holds something else, `FormatError` for a shard that is
     not what it should be, `CacheError` where the index can't be written, and what the reader raises.
@@ -229,7 +234,14 @@ def build_index(
         if (found := _existing(kept, manifest, format)) is None:  # unless one that held the journal has made it
             uncached = reader.inner if isinstance(reader, CachedReader) else reader
             samples = find_samples(
-                manifest, known, uncached, journal, cache=cache, chunk_bytes=chunk_bytes, progress=progress
+                manifest,
+                known,
+                uncached,
+                journal,
+                cache=cache,
+                chunk_bytes=chunk_bytes,
+                progress=progress,
+                executor=executor,
             )
             found = Index.write(kept, manifest, format, *samples)
         journal.remove()
