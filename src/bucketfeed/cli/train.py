@@ -89,8 +89,11 @@ def parser(manual: str | None = None) -> argparse.ArgumentParser:
     option(saving, "--save-seconds", "save at least this often", type=float, metavar="SECONDS")
     option(saving, "--save-steps", "save every so many steps as well", type=int, metavar="N")
     option(saving, "--run-dir", "folder for metrics and records", metavar="DIR")
+    option(saving, "--model-dir", "folder for the trained model: model.pt (weights) and model.json", metavar="DIR")
     option(saving, "--audit", "record which samples each step took", action="store_true")
-    saving.add_argument("--no-progress", dest="progress", action="store_false", help="show no bars")
+    saving.add_argument(
+        "--no-progress", dest="progress", action="store_false", help="show no bars, and no line a minute"
+    )
     return p
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -130,18 +131,35 @@ class Checkpoints:
         return sorted(filter(_NAME.fullmatch, names), key=_number)
 
 
+def save_model(folder: Path, model: torch.nn.Module, about: dict[str, Any]) -> None:
+    """Write `model.pt`, the weights as `load_state_dict` takes them, and `model.json` beside it; each appears whole.
+
+    Raises `CacheError` or `AccessError` where that cannot be done.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_SAVING) as saving:
+            weights, described = Path(saving, "model.pt"), Path(saving, "model.json")
+            torch.save(model.state_dict(), weights)
+            described.write_text(json.dumps(about) + "\n", encoding="utf-8")
+            for written in (weights, described):
+                os.replace(written, folder / written.name)
+    except Exception as e:  # torch says a full disk by RuntimeError
+        raise _unwritable(str(folder), e, "the model") from e
+
+
 def _number(name: str) -> int:
     return int(name.split("-")[1].split(".")[0])
 
 
-def _unwritable(url: str, error: Exception) -> BucketfeedError:
+def _unwritable(url: str, error: Exception, what: str = "the checkpoint") -> BucketfeedError:
     said = " ".join(str(error).split()) or type(error).__name__
     match fault_of(error):
         case Fault.MISSING:
-            return NotFoundError(f"no checkpoint can be written to {url}: {said}; make the bucket, or name another")
+            return NotFoundError(f"{what} can't be written to {url}: {said}; make the bucket, or name another")
         case Fault.REFUSED:
-            return AccessError(f"no checkpoint may be written to {url}: {said}; allow it, or name another place")
-    return CacheError(f"the checkpoint could not be written to {url}: {said}; free space, or name another place")
+            return AccessError(f"{what} may not be written to {url}: {said}; allow it, or name another place")
+    return CacheError(f"{what} could not be written to {url}: {said}; free space, or name another place")
 
 
 def _digest(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from bucketfeed.train.config import TrainConfig
 from bucketfeed.train.model import Outcome
 from bucketfeed.train.ranks import Ranks
 
+_log = logging.getLogger(__name__)
+
 
 def choose_device(config: TrainConfig, topology: Topology) -> torch.device:
     """Return this rank's GPU, or the CPU. Raises `ConfigError` where a GPU was asked for and there is none."""
@@ -22,7 +25,14 @@ def choose_device(config: TrainConfig, topology: Topology) -> torch.device:
         raise ConfigError("--device cuda: torch finds no GPU here; use --device cpu, or install a CUDA build of torch")
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", topology.local_rank % torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    if count > topology.local_world_size and topology.local_rank == 0:
+        _log.warning(
+            "%d GPUs here, and training in %d process(es), one GPU each: the others stand idle; start %d processes a "
+            "node (--nproc-per-node %d), or hide the others by CUDA_VISIBLE_DEVICES",
+            *(count, topology.local_world_size, count, count),
+        )
+    device = torch.device("cuda", topology.local_rank % count)
     torch.cuda.set_device(device)
     return device
 

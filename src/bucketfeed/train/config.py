@@ -49,6 +49,7 @@ class TrainConfig:
     streams: int | None = None
     read_ahead_bytes: int | str | None = None
     run_dir: str = "runs/train"
+    model_dir: str | None = None
     audit: bool = False
     progress: bool = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,7 +83,7 @@ class RunData:
             read_ahead_bytes=config.read_ahead_bytes,
             streams=config.streams,
             pin_memory=pin_memory,
-            progress=config.progress and topology.rank == 0,
+            progress=config.progress and topology.rank == 0 and sys.stderr.isatty(),
         )
 
     def test_loader(self, topology: Topology, *, pin_memory: bool) -> Loader | None:

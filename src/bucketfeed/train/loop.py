@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,20 @@ from bucketfeed.errors import ConfigError, ResumeError
 from bucketfeed.sampling.topology import Topology
 from bucketfeed.store.urls import parse_url
 from bucketfeed.train import random
-from bucketfeed.train.checkpoint import Checkpoints
+from bucketfeed.train.checkpoint import Checkpoints, save_model
 from bucketfeed.train.compute import Sums, choose_device, cosine, moved, precision
 from bucketfeed.train.config import TrainConfig
 from bucketfeed.train.data import RunData
+from bucketfeed.train.lines import epoch_line, evaluation_line
 from bucketfeed.train.memory import PeakMemory
 from bucketfeed.train.model import Outcome, Step
+from bucketfeed.train.pace import Pace
 from bucketfeed.train.ranks import Ranks, StopSignal, joined
 from bucketfeed.train.records import Audit, Metrics, cut_audit
 
 _log = logging.getLogger(__name__)
 
 _COUNTED = ("samples", "bytes_fetched", "requests", "cache_hits", "cache_misses", "retries")
-_STALLED = 0.05  # of the time
 
 
 class Stopped(Exception):
@@ -113,6 +114,9 @@ class _Run:
             ranks.wait_for_all()
             self.audit = Audit(run_dir, topology.rank)
             stack.callback(self.audit.close)
+        self.pace: Pace | None = None
+        if config.progress and ranks.is_first and not sys.stderr.isatty():
+            self.pace = Pace(self.loader.stats)
         self.saved_at = time.monotonic()
         if state is None:
             self._save()  # a place that can't be written to is told now, not in an hour
@@ -134,6 +138,7 @@ class _Run:
             self._epoch()
             self._evaluate()
         self._save()
+        self._save_model(finished=True)
         results = self._results()
         self._record("end", **results)
         return results
@@ -161,6 +166,8 @@ class _Run:
             if complete:
                 self._optimize()
                 self._save_or_stop()
+            if self.pace is not None:
+                self.pace.batch(epoch, len(self.loader) - left, len(self.loader))
         self._report(epoch, sums)
 
     def _optimize(self) -> None:
@@ -186,6 +193,7 @@ class _Run:
 
     def _stop(self) -> None:
         where = self._save()
+        self._save_model(finished=False)
         by = self.stop.received or "a signal to another rank"
         self._record("stopped", signal=by, checkpoint=where)
         saved = f"saved {where}; start again to go on" if where else "nothing saved, for want of --checkpoint-dir"
@@ -207,7 +215,7 @@ class _Run:
         loss, self.accuracy = sums.means(self.ranks)
         epoch = self.loader.epoch - 1
         self._record("evaluation", epoch=epoch, accuracy=self.accuracy, loss=loss)
-        _log.info("epoch %d: test %s", epoch, _shown(loss, self.accuracy))
+        _log.info("%s", evaluation_line(epoch, loss, self.accuracy))
 
     # -- what it tells
 
@@ -230,9 +238,7 @@ class _Run:
             wait_share=round(share, 4),
             lr=self.scheduler.get_last_lr()[0],
         )
-        verdict = "data kept up" if share < _STALLED else "training waited for data"
-        text = "epoch %d: %s, %.0f samples/s; %s: %.1f %% of the time spent waiting"
-        _log.info(text, epoch, _shown(loss, None), speed, verdict, 100 * share)
+        _log.info("%s", epoch_line(epoch, loss, speed, share))
 
     def _results(self) -> dict[str, Any]:
         stats = self.loader.stats()
@@ -288,6 +294,17 @@ class _Run:
 
         return self.ranks.from_first(write)
 
+    def _save_model(self, *, finished: bool) -> None:
+        """Write the weights alone, for who uses them: of a stopped run too, which a place may take as its result."""
+        folder = self.config.model_dir
+
+        def write() -> None:
+            if folder is not None:
+                about = {"finished": finished, "steps": self.steps, "accuracy": self.accuracy}
+                save_model(Path(folder), self.step.model, about)
+
+        self.ranks.from_first(write)
+
     def _newest(self) -> dict[str, Any] | None:
         if self.checkpoints is None or self.config.resume == "never":
             return None
@@ -333,10 +350,6 @@ class _Run:
         if wanted and isinstance(self.parallel, DistributedDataParallel):
             return self.parallel.no_sync()
         return contextlib.nullcontext()
-
-
-def _shown(loss: float | None, accuracy: float | None) -> str:
-    return f"accuracy {accuracy:.4f}" if accuracy is not None else f"loss {loss if loss is not None else math.nan:.4f}"
 
 
 def _checkpoints(config: TrainConfig) -> Checkpoints | None:
