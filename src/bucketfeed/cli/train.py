@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -97,21 +97,32 @@ def parser(manual: str | None = None) -> argparse.ArgumentParser:
     return p
 
 
-def main(arguments: list[str] | None = None, *, manual: str | None = None) -> int:
-    """Parse, train, print; return the exit code."""
-    p = parser(manual)
-    given = vars(p.parse_args(arguments))
+def values(arguments: Sequence[str] | None = None, *, manual: str | None = None) -> dict[str, Any]:
+    """Return the fields of `TrainConfig` that `arguments` give; ends the process where they are wrong."""
+    given = vars(parser(manual).parse_args(arguments))
     endpoint_url = given.pop("endpoint_url")
     if endpoint_url is not None:
         given["storage_options"] = {**(given["storage_options"] or {}), "endpoint_url": endpoint_url}
-    rank = os.environ.get("RANK", "0")
+    return given
+
+
+def main(arguments: list[str] | None = None, *, manual: str | None = None) -> int:
+    """Parse, train, print; return the exit code."""
+    from bucketfeed.errors import BucketfeedError, ConfigError
+    from bucketfeed.sampling.topology import Topology
+
+    given = values(arguments, manual=manual)
+    try:
+        rank = str(Topology.detect().rank)
+    except ConfigError as e:
+        print(f"train.py: {e}", file=sys.stderr)
+        return EXIT_USAGE
     logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells at INFO where it found credentials, each time
     logging.basicConfig(
         level=logging.INFO if rank == "0" else logging.WARNING,
         format="%(levelname).1s %(name)s: %(message)s" if rank == "0" else f"rank {rank} %(levelname).1s %(message)s",
         stream=sys.stderr,
     )
-    from bucketfeed.errors import BucketfeedError, ConfigError
     from bucketfeed.train.config import TrainConfig
     from bucketfeed.train.loop import Stopped, train
 

@@ -206,7 +206,8 @@ def _tell(text: str) -> None:
 def _told(topology: Topology, source: str) -> Topology:
     """Return `topology`; say once in this process where it comes from."""
     local = f"{topology.local_rank} of {topology.local_world_size} on its node"
-    _tell(f"this is rank {topology.rank} of {topology.world_size} ({local}), by {source}")
+    if _log.isEnabledFor(logging.INFO):  # else once it is: a command line looks for its rank to set up its log
+        _tell(f"this is rank {topology.rank} of {topology.world_size} ({local}), by {source}")
     return topology
 
 
