@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bucketfeed.cli import ray
 from bucketfeed.errors import BucketfeedError, ConfigError
 
 
@@ -30,6 +31,7 @@ def parser(prog: str = "launch.py") -> argparse.ArgumentParser:
     places = p.add_subparsers(dest="place", required=True, metavar="PLACE")
     _add_local(places)
     _add_demo(places)
+    ray.add_parser(places)
     return p
 
 

@@ -55,7 +55,7 @@ def parser(manual: str | None = None) -> argparse.ArgumentParser:
     option(data, "--test-data", "samples to evaluate on after each epoch", metavar="URL")
     option(data, "--format", "raw, tar, or auto: by the names found")
     option(
-        data, "--storage-options", "JSON object for the store, as fsspec spells it", type=_json_object, metavar="JSON"
+        data, "--storage-options", "JSON object for the store, as fsspec spells it", type=json_object, metavar="JSON"
     )
     data.add_argument(
         "--endpoint-url", metavar="URL", help="address of an S3 that is not AWS's (or set AWS_ENDPOINT_URL)"
@@ -143,7 +143,8 @@ def main(arguments: list[str] | None = None, *, manual: str | None = None) -> in
     return 0
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that an option gives, or raise as argparse wants it."""
     try:
         value = json.loads(text)
     except ValueError as e:
