@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 150.0  # for another process's fetch: longer than all its retries together
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.05
 _TOUCH_NS = 1_000_000_000  # last use is noted no finer than this
+_KEPT_FREE = 5 << 30  # a small cloud disk that is full takes the whole machine down
 _MAX_VERIFIED = 1 << 16  # names of files: bounds what they take in memory to about 10 MB
 
 
@@ -40,12 +41,22 @@ class CacheStats:
     free_bytes: int
 
 
+def default_limit(folder: Path) -> int:
+    """Return the bytes that a cache in the existing `folder` may take unless told otherwise.
+
+    Half of what is free, what the cache has already counted in, but so that 5 GiB stay free; a tenth on a disk that
+    has hardly more.
+    """
+    free = shutil.disk_usage(folder).free + Room(folder, 0).noted_bytes()
+    return max(min(free // 2, free - _KEPT_FREE), free // 10)
+
+
 class DiskCache:
     """A folder of extents that never takes more disk than its limit; those that nobody uses any more leave first.
 
     Args:
         folder: shared by all processes of the node and by later runs; the user's cache directory where None.
-        limit_bytes: an int, or text such as "50GB"; half of the free disk where None.
+        limit_bytes: an int, or text such as "50GB"; `default_limit` where None, told in the log.
 
     Raises: `CacheError` for a folder that can't be used, `ConfigError` for a limit that is none.
 
@@ -56,7 +67,9 @@ class DiskCache:
         self.folder = Path(platformdirs.user_cache_dir("bucketfeed") if folder is None else folder).absolute()
         _prepare(self.folder)
         if limit_bytes is None:
-            limit_bytes = (shutil.disk_usage(self.folder).free + Room(self.folder, 0).noted_bytes()) // 2
+            limit_bytes = default_limit(self.folder)
+            free = format_size(shutil.disk_usage(self.folder).free)
+            _log.info("cache in %s: at most %s, of %s free on its disk", self.folder, format_size(limit_bytes), free)
         self.limit_bytes = parse_size(limit_bytes, "limit_bytes")
         if self.limit_bytes < 1:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import re
 from collections.abc import Iterator
 
@@ -111,6 +112,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault.MISSING
         if isinstance(e, PermissionError):
             return Fault.REFUSED
+        if isinstance(e, OSError) and e.errno in (errno.EIO, errno.ESTALE):  # of mounted stores, such as Drive
+            return Fault.PASSING
     for e in _causes(error):
         kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(e).__mro__}
         if kinds & _PASSING_KINDS or ("obstore.GenericError" in kinds and _PASSING_IN_TEXT.search(_brief(e))):

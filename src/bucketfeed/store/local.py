@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from bucketfeed.store.faults import ShortBodyError, check_version, our_error
+from bucketfeed.store.faults import Fault, ShortBodyError, check_version, fault_of, our_error
 from bucketfeed.store.ranges import Buffer, Counter, Range
+from bucketfeed.store.retry import Retry
 from bucketfeed.store.urls import parse_url
+
+T = TypeVar("T")
 
 
 def file_version(status: os.stat_result) -> str:
@@ -22,24 +26,25 @@ class LocalExtent:
         self.range = range
         self._counter = counter
         self._path = parse_url(range.url).key
-        try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            raise our_error(e, str(range)) from e
+        self._fd = self._steadily(lambda: os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes `start` to `stop` of the file, of the version asked for."""
-        try:
-            body = os.pread(self._fd, stop - start, start)
-            found = file_version(os.fstat(self._fd))
-        except OSError as e:
-            raise our_error(e, str(self.range)) from e
-        check_version(self.range, found)
+        body, status = self._steadily(lambda: (os.pread(self._fd, stop - start, start), os.fstat(self._fd)))
+        check_version(self.range, file_version(status))
         if len(body) != stop - start:
             short = ShortBodyError(f"got {len(body)} of {stop - start} bytes")
             raise our_error(short, f"{self.range.url} [{start}:{stop}]") from short
         self._counter.add(requests=1, bytes_fetched=len(body))
         return body
+
+    def _steadily(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except OSError as e:
+            if fault_of(e) is not Fault.PASSING:
+                raise our_error(e, str(self.range)) from e
+            return Retry().call(call, str(self.range), self._counter)  # a mounted store: Drive, NFS, FUSE
 
     def close(self) -> None:
         """Close the file."""

@@ -40,6 +40,7 @@ class MotoServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt is for who uses it: a notebook's stop button hits the whole group
         )
         self._wait_until_it_answers()
 
