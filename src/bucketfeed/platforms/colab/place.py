@@ -156,35 +156,28 @@ class Place:
         return found
 
 
-def costs(data: str, total_bytes: int, cache_limit_bytes: int) -> str:
-    """Return in one sentence or two what reading `total_bytes` from the store of `data` costs here."""
-    size, limit = format_size(total_bytes), format_size(cache_limit_bytes)
-    fits = total_bytes <= cache_limit_bytes
+def costs(source: str, total_bytes: int, cache_limit_bytes: int) -> str:
+    """Return what reading `total_bytes` from `source` ("demo", "s3", "gcs") costs from here."""
+    size = format_size(total_bytes)
+    if source == "demo":
+        return f"The data are {size}, on this machine: they cost nothing."
+    over = total_bytes - cache_limit_bytes
     again = (
-        f"once, as they fit into the cache ({limit})"
-        if fits
-        else f"again in each epoch for what exceeds the cache ({limit})"
+        "once, for all of it fits into the cache"
+        if over <= 0
+        else f"in the first epoch; {format_size(over)} exceed the cache and come again in each epoch"
     )
-    match parse_url(data).scheme:
-        case "s3" if not on_colab():
-            return (
-                f"The data are {size}. Leaving AWS they cost about {_dollars(total_bytes)}, {again}; inside, nothing."
-            )
-        case "s3":
-            return (
-                f"The data are {size}. Colab is not in AWS: each pass from S3 costs about {_dollars(total_bytes)} "
-                f"({S3_DOLLARS_A_GB} US dollars a GB, list price of us-east-1), paid {again}."
-            )
-        case "gs":
-            return (
-                f"The data are {size}, read {again}. Google charges for what leaves the bucket's location, and you "
-                "don't choose where a Colab runtime is."
-            )
-    return f"The data are {size}."
-
-
-def _dollars(total_bytes: int) -> str:
-    return f"{total_bytes / 1e9 * S3_DOLLARS_A_GB:.2f} US dollars"
+    if source == "gcs":
+        return (
+            f"The data are {size}, read {again}. Google charges for what leaves the bucket's location, and you can't "
+            "choose where a Colab runtime is."
+        )
+    where = "Colab is not in AWS" if on_colab() else "Outside AWS"
+    return (
+        f"The data are {size}. {where}: to read them from S3 costs the bucket's owner about "
+        f"{total_bytes / 1e9 * S3_DOLLARS_A_GB:,.2f} US dollars ({S3_DOLLARS_A_GB} a GB, list price of us-east-1 in "
+        f"2025), {again}."
+    )
 
 
 def _drives() -> list[Path]:

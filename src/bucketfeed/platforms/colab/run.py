@@ -6,6 +6,7 @@ import collections
 import json
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,9 +36,6 @@ def train(
         {**(environment or {}), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
         start_new_session=True,  # the stop button interrupts the whole group of the kernel
     )
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
@@ -49,10 +47,12 @@ def train(
             told = True
             show("stopping: the step under way is finished and saved")
             process.send_signal(signal.SIGTERM)
-            out, _ = process.communicate(timeout=_STOP_SECONDS)
-            for line in out.splitlines():
-                last.append(line)
-                show(line)
+            waker = threading.Timer(_STOP_SECONDS, process.kill)
+            waker.start()
+            try:
+                _follow(process, show, last)
+            finally:
+                waker.cancel()
         code = process.wait(timeout=_END_SECONDS)
     finally:
         _end(process)
@@ -67,10 +67,13 @@ def train(
 
 def _follow(process: subprocess.Popen[Any], show: Callable[[str], object], last: collections.deque[str]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        last.append(line.rstrip("\n"))
-        if not line.startswith("{"):  # the results, which the caller gets as values
-            show(last[-1])
+    for raw in process.stdout:
+        # A progress bar is one line that ends each of its states with "\r": the last one is enough.
+        line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
+        if line:
+            last.append(line)
+        if line and not line.startswith("{"):  # the results, which the caller gets as values
+            show(line)
 
 
 def _result(last: Sequence[str]) -> dict[str, Any]:

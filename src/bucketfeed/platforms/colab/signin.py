@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -43,6 +44,16 @@ class Access:
     def __post_init__(self) -> None:
         if self.source not in get_args(Source):
             raise ConfigError(f"source must be one of {', '.join(get_args(Source))}, not {self.source!r}")
+
+    def __str__(self) -> str:
+        name = {"s3": "S3", "gcs": "Google Cloud Storage", "demo": "the demo"}[self.source]
+        if self.source == "demo":
+            return f"a mocked S3 on this machine, with a bucket of digits: {self.bucket_url}"
+        if self.anonymous:
+            return f"{name}, anonymously: public buckets only"
+        if self.environment:
+            return f"{name}, by this notebook's secrets: {', '.join(sorted(self.environment))}"
+        return f"{name}, signed in to Google" if on_colab() else f"{name}, as this machine is configured"
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -87,7 +98,9 @@ def sign_in(source: Source, *, anonymous: bool = False) -> Access:
 @functools.cache  # checkpoints are in it: a cell that is run again finds the same bucket
 def _demo() -> Access:
     """Start a mocked S3 with a bucket of digits, which ends with this process."""
-    from bucketfeed.testing.digits import digits_bucket
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tqdm's, where there is no ipywidgets: its bars are text then
+        from bucketfeed.testing.digits import digits_bucket
 
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
