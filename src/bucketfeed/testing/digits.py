@@ -46,10 +46,13 @@ def digits() -> list[Digit]:
     return result
 
 
-def put_digits(bucket: MotoBucket, *, progress: bool = True) -> None:
-    """Write them as objects `digits/<part>/<label>/<name>.png`, and as tars `shards/<part>/<number>.tar`."""
+def put_digits(bucket: MotoBucket, *, progress: bool = True, only_shards: bool = False) -> None:
+    """Write them as objects `digits/<part>/<label>/<name>.png`, and as tars `shards/<part>/<number>.tar`.
+
+    Without the objects, of which there are many, it takes a second.
+    """
     pictures = digits()
-    objects = {f"digits/{d.part}/{d.label}/{d.name}.png": d.png for d in pictures}
+    objects = {} if only_shards else {f"digits/{d.part}/{d.label}/{d.name}.png": d.png for d in pictures}
     for part in ("train", "test"):
         own = [d for d in pictures if d.part == part]
         for first in range(0, len(own), _PER_SHARD):
@@ -61,11 +64,11 @@ def put_digits(bucket: MotoBucket, *, progress: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def digits_bucket() -> Iterator[MotoBucket]:
-    """Give a mocked S3 with a bucket of digits, as long as the `with` block runs."""
+def digits_bucket(*, only_shards: bool = False) -> Iterator[MotoBucket]:
+    """Give a mocked S3 with a bucket of digits, as long as the `with` block runs; see `put_digits`."""
     with MotoServer() as server:
         bucket = server.create_bucket("digits-demo")
-        put_digits(bucket)
+        put_digits(bucket, progress=not only_shards, only_shards=only_shards)
         yield bucket
 
 

@@ -30,7 +30,8 @@ def sample_pictures(dataset: Any, count: int = 10) -> bytes:
         axis = figure.add_subplot(rows, columns, number + 1)
         axis.set_axis_off()
         sample = dataset[place]
-        axis.set_title(_shortened(str(sample["__key__"])), fontsize=8)
+        label = f": {sample['cls'].decode(errors='replace')}" if isinstance(sample.get("cls"), bytes) else ""
+        axis.set_title(_shortened(f"{sample['__key__']}{label}"), fontsize=8)
         pixels = _picture(sample)
         if pixels is None:
             axis.text(0.5, 0.5, ", ".join(f for f in sample if f != "__key__"), ha="center", fontsize=8)

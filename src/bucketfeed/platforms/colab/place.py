@@ -77,7 +77,8 @@ def on_drive(path: str | os.PathLike[str]) -> bool:
 class Place:
     """A notebook's place for training: where data, checkpoints, cache and results are.
 
-    `checkpoint_dir` should be in a bucket: what lies on the runtime's disk is gone with the runtime.
+    `checkpoint_dir` should be in a bucket: what lies on the runtime's disk is gone with the runtime. `more` are
+    further options that the data need.
     """
 
     data: str
@@ -86,6 +87,7 @@ class Place:
     checkpoint_dir: str = ""
     device: str = "auto"
     anonymous: bool = False
+    more: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for url in (self.data, *filter(None, (self.test_data, self.checkpoint_dir))):
@@ -123,7 +125,7 @@ class Place:
             "--device": self.device,
             "--storage-options": '{"anon": true}' if self.anonymous else "",
         }
-        return [part for name, value in given.items() if value for part in (name, value)]
+        return [*(part for name, value in given.items() if value for part in (name, value)), *self.more]
 
     def summary(self) -> str:
         """Return in one line where the cache is, and how large it may become."""

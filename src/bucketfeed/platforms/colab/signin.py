@@ -68,8 +68,9 @@ class Access:
         The demonstration fills in what is empty. Raises `ConfigError` for data that are not in the source chosen.
         """
         if self.source == "demo" and not data:
-            data, test_data = f"{self.bucket_url}digits/train/", f"{self.bucket_url}digits/test/"
+            data, test_data = f"{self.bucket_url}shards/train/", f"{self.bucket_url}shards/test/"
             checkpoint_dir = checkpoint_dir or f"{self.bucket_url}checkpoints/"
+            more["more"] = ("--num-classes", "10")
         scheme = _SCHEMES[self.source]
         if not data.startswith(scheme):
             raise ConfigError(f"source is {self.source!r}, so data must begin with {scheme}, not {data!r}")
@@ -104,7 +105,7 @@ def _demo() -> Access:
 
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
-    bucket = stack.enter_context(digits_bucket())
+    bucket = stack.enter_context(digits_bucket(only_shards=True))
     return Access("demo", bucket.server.environment, bucket_url=bucket.url)
 
 
