@@ -1,0 +1,1 @@
+"""Training on SageMaker: what is submitted, and what runs in the container."""
