@@ -76,6 +76,9 @@ _BY_NAME = {
     "CredentialRetrievalError": Fault.REFUSED,
     "TokenRetrievalError": Fault.REFUSED,
     "UnauthorizedSSOTokenError": Fault.REFUSED,
+    "DefaultCredentialsError": Fault.REFUSED,
+    "RefreshError": Fault.REFUSED,
+    "NonRetryableError": Fault.REFUSED,  # gcsfs: credentials that can't be refreshed
     "ProfileNotFound": Fault.LASTING,
     "InvalidRegionError": Fault.LASTING,
     "ParamValidationError": Fault.LASTING,
@@ -89,6 +92,7 @@ _PASSING_KINDS = {
     "botocore.ConnectionError",
     "botocore.HTTPClientError",
     "botocore.IncompleteReadError",
+    "google.TransportError",
     "urllib3.HTTPError",
 }
 # obstore has one class for all of that.
@@ -110,7 +114,7 @@ def fault_of(error: BaseException) -> Fault:
             return Fault.PASSING
         if isinstance(e, FileNotFoundError | IsADirectoryError | NotADirectoryError):
             return Fault.MISSING
-        if isinstance(e, PermissionError):
+        if isinstance(e, PermissionError) or (type(e) is OSError and str(e).startswith("Forbidden: ")):  # gcsfs's 403
             return Fault.REFUSED
         if isinstance(e, OSError) and e.errno in (errno.EIO, errno.ESTALE):  # of mounted stores, such as Drive
             return Fault.PASSING
@@ -137,7 +141,8 @@ def our_error(error: BaseException, what: str, *, etag: str | None = None, tries
         case Fault.ARCHIVED:
             return AccessError(f"{what} is archived ({said}); restore it to a readable storage class first")
         case Fault.REFUSED:
-            return AccessError(f"{what} may not be read: {said}; {_remedy(said)}")
+            remedy = _google_remedy(error) if what.startswith("gs://") else _remedy(said)
+            return AccessError(f"{what} may not be read: {said}; {remedy}")
         case Fault.UNTRUSTED:
             return ConfigError(
                 f"{what} can't be reached: the store's certificate is not trusted ({said}); "
@@ -181,6 +186,15 @@ def _remedy(said: str) -> str:
     return "check the policy of user and bucket; for a public bucket pass storage_options={'anon': True}"
 
 
+def _google_remedy(error: BaseException) -> str:
+    if any(_code(e)[1] == 401 or type(e).__module__.startswith("google.auth") for e in _causes(error)):
+        return (
+            "not signed in to Google, or the sign-in has ended: run the notebook's sign-in cell (elsewhere: gcloud auth "
+            "application-default login), then go on; for a public bucket pass storage_options={'anon': True}"
+        )
+    return "let the account read the bucket (roles/storage.objectViewer); is it the account that you meant?"
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     # Not `__context__`: that may be any error which the caller happens to be handling.
     while error is not None:
@@ -194,6 +208,8 @@ def _code(error: BaseException) -> tuple[str | None, int | None]:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = response.get("Error", {}).get("Code")
         return code, status if isinstance(status, int) else None
+    if type(error).__module__ == "gcsfs.retry" and isinstance(getattr(error, "code", None), int):
+        return None, error.code  # type: ignore[attr-defined]
     if type(error).__module__.startswith("obstore"):
         text = str(error)
         code_match, status_match = _CODE_IN_TEXT.search(text), _STATUS_IN_TEXT.search(text)
