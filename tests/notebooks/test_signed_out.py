@@ -31,8 +31,7 @@ def test_c106_a_sign_in_that_ends_after_100_reads_is_told_and_training_goes_on_w
         taken: list[str] = []
         with bf.Loader(dataset, batch_size=8, shuffle=True, seed=1) as loader:
             with pytest.raises(AccessError, match=ENDED):
-                for batch in loader:
-                    taken += batch["__key__"]
+                taken.extend(key for batch in loader for key in batch["__key__"])
             state = loader.state_dict()
         assert state["position"] == len(taken) <= 100
         bucket.sign_in()

@@ -189,8 +189,8 @@ def _remedy(said: str) -> str:
 def _google_remedy(error: BaseException) -> str:
     if any(_code(e)[1] == 401 or type(e).__module__.startswith("google.auth") for e in _causes(error)):
         return (
-            "not signed in to Google, or the sign-in has ended: run the notebook's sign-in cell (elsewhere: gcloud auth "
-            "application-default login), then go on; for a public bucket pass storage_options={'anon': True}"
+            "not signed in to Google, or the sign-in has ended: run the notebook's sign-in cell (elsewhere: gcloud "
+            "auth application-default login), then go on; for a public bucket pass storage_options={'anon': True}"
         )
     return "let the account read the bucket (roles/storage.objectViewer); is it the account that you meant?"
 
