@@ -117,7 +117,8 @@ def main(arguments: list[str] | None = None, *, manual: str | None = None) -> in
     except ConfigError as e:
         print(f"train.py: {e}", file=sys.stderr)
         return EXIT_USAGE
-    logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells at INFO where it found credentials, each time
+    for library in ("botocore", "aiobotocore"):  # they tell at INFO where they found credentials, each time
+        logging.getLogger(library).setLevel(logging.WARNING)
     logging.basicConfig(
         level=logging.INFO if rank == "0" else logging.WARNING,
         format="%(levelname).1s %(name)s: %(message)s" if rank == "0" else f"rank {rank} %(levelname).1s %(message)s",
