@@ -26,7 +26,11 @@ def install(source: str) -> list[str]:
     lines where that fails.
     """
     found = {_name(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
-    requirements = [*(metadata.requires("bucketfeed") or []), "matplotlib"]  # for the curves
+    try:
+        requirements = [*(metadata.requires("bucketfeed") or []), "matplotlib"]  # for the curves
+    except metadata.PackageNotFoundError:
+        _log.warning("bucketfeed is used from a folder, not installed: what it needs must be here already")
+        return []
     arguments = install_command(requirements, found, _EXTRAS.get(source, ()))
     if arguments:
         command = [sys.executable, "-m", "pip", *arguments]
