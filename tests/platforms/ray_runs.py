@@ -15,9 +15,9 @@ from typing import Any
 import ray
 
 from bucketfeed.cli.launch import main
-from bucketfeed.errors import FormatError
+from bucketfeed.errors import ConfigError, FormatError, NotFoundError
 from bucketfeed.formats.index import build_index
-from bucketfeed.platforms.ray import RayExecutor
+from bucketfeed.platforms.ray import RayExecutor, _board
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.readers import open_reader
 
@@ -58,6 +58,15 @@ def indexed(folder: Path) -> dict[str, Any]:
     return found
 
 
+def refusals() -> list[Any]:
+    """Return what workers hear that refuse to go on: both of two, then one that is alone with it, then later ones."""
+    ours = _board(ray)
+    both = ray.get([ours.refuse.remote(NotFoundError("no such bucket"), 2, 60.0) for _ in range(2)], timeout=60)
+    another = _board(ray)
+    alone = ray.get(another.refuse.remote(ConfigError("no such module"), 2, 0.1), timeout=60)
+    return [both, alone, repr(ray.get(another.refused.remote(), timeout=60))]
+
+
 def all_of_it(address: str, folder: Path, arguments: list[str]) -> dict[str, Any]:
     """Return what came of each: a run that loses a node, an index, a run that is stopped in a connection of ours."""
     common = ["--address", address, "--storage", str(folder / "storage"), *arguments]
@@ -65,6 +74,7 @@ def all_of_it(address: str, folder: Path, arguments: list[str]) -> dict[str, Any
     found = {"falls": launched(*common, *elastic, "--name", "falls", "--run-dir", str(folder / "falls"))}
     ray.init(address=address, log_to_driver=False)
     found["index"] = indexed(folder)
+    found["refusals"] = refusals()
     (Path(os.environ["FALLING"]) / "launcher").write_text(str(os.getpid()))
     found["stops"] = launched(*common, "--epochs", "1000", "--name", "stops", "--run-dir", str(folder / "stops"))
     ray.shutdown()

@@ -120,6 +120,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         "RAY_TMPDIR": own,
         "RAY_AUTH_MODE": "disabled",  # else a token is written to the home folder
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process less
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        # After a node's death Ray asks once more for as many workers as before, and waits this long for the room.
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4",
         "XDG_CACHE_HOME": str(folder / "cache"),
         "FALLING": str(folder),
     }
@@ -203,6 +207,10 @@ def test_an_index_built_on_ray_is_the_one_that_is_built_here(runs: Runs) -> None
         "raises": True,
         "works on": [3, 1],
     }
+
+
+def test_workers_that_all_refuse_need_no_restart_and_one_alone_brings_the_others_down(runs: Runs) -> None:
+    assert runs.found["refusals"] == [[True, True], False, "ConfigError('no such module')"]
 
 
 @pytest.mark.parametrize(

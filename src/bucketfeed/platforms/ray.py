@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from bucketfeed.errors import BucketfeedError, ConfigError
+from bucketfeed.errors import BucketfeedError, ConfigError, NotFoundError
 
 T = TypeVar("T")
 Values = dict[str, Any]
@@ -28,6 +28,8 @@ Work = Callable[[Values, Callable[[], str | None]], T]
 
 _log = logging.getLogger(__name__)
 _STATE = "bucketfeed.json"  # in a Ray checkpoint whose files lie elsewhere
+_FINAL = (ConfigError, NotFoundError)  # would come again
+_PATIENCE_SECONDS = 10.0  # for all workers to come to the same error
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,11 @@ def run(work: Work[T], values: Values, place: RayPlace, folder: str) -> T:
 
     `work` is a function of a module that the workers can import, or is sent whole; `until_stopped` returns once this
     process has got SIGTERM or Ctrl-C, with the signal's name: `work` is to save and return then. A second signal ends
-    the run at once. Workers that fail are all started again, on as many as `place` allows; not after a `ConfigError`.
-    `folder` is `place.folder()`.
+    the run at once. Workers that fail are all started again, on as many as `place` allows, but not after an error that
+    would come again: `ConfigError` or `NotFoundError`. `folder` is `place.folder()`.
 
-    Raises `ConfigError` as `work` does, and where Ray or a cluster is missing; `BucketfeedError` where the restarts
-    are used up.
+    Raises these two as `work` does, `ConfigError` also where Ray is missing, and `BucketfeedError` where there is no
+    cluster or the restarts are used up.
     """
     with connected(place) as ray:
         from ray.train.torch import TorchTrainer
@@ -126,7 +128,7 @@ def run(work: Work[T], values: Values, place: RayPlace, folder: str) -> T:
             _raise_first(e, place)
     result: T | _Refused = ended.return_value
     if isinstance(result, _Refused):
-        raise ConfigError(result.text)
+        raise result.error
     return result
 
 
@@ -219,7 +221,7 @@ def _import_ray() -> Any:
 class _Refused:
     """What a worker returns that need not try again."""
 
-    text: str
+    error: BucketfeedError
 
 
 def _on_worker(work: Work[T], values: Values, board: Any) -> T | _Refused:
@@ -229,8 +231,8 @@ def _on_worker(work: Work[T], values: Values, board: Any) -> T | _Refused:
     refused = ray.get(board.refused.remote())
     if refused is not None:  # by the workers before, and told to all of these alike
         return _Refused(refused)
-    first = ray.train.get_context().get_world_rank() == 0
-    logging.getLogger("bucketfeed").setLevel(logging.INFO if first else logging.WARNING)
+    context = ray.train.get_context()
+    logging.getLogger("bucketfeed").setLevel(logging.WARNING if context.get_world_rank() else logging.INFO)
 
     def until_stopped() -> str | None:
         try:
@@ -240,9 +242,10 @@ def _on_worker(work: Work[T], values: Values, board: Any) -> T | _Refused:
 
     try:
         return work(values, until_stopped)
-    except ConfigError as e:
-        ray.get(board.refuse.remote(str(e)))
-        raise  # ends the others, which may be waiting for this one
+    except _FINAL as e:
+        if ray.get(board.refuse.remote(e, context.get_world_size(), _PATIENCE_SECONDS)):
+            return _Refused(e)
+        raise  # which ends the others, for they wait for this one
 
 
 def _board(ray: Any) -> Any:
@@ -253,7 +256,9 @@ def _board(ray: Any) -> Any:
         def __init__(self) -> None:
             self._stopped = asyncio.Event()
             self._by: str | None = None
-            self._refused: str | None = None
+            self._refused: BucketfeedError | None = None
+            self._refusals = 0
+            self._all_refused = asyncio.Event()
 
         async def stop(self, by: str) -> None:
             self._by = by
@@ -263,10 +268,17 @@ def _board(ray: Any) -> Any:
             await self._stopped.wait()
             return self._by
 
-        async def refuse(self, text: str) -> None:
-            self._refused = text
+        async def refuse(self, error: BucketfeedError, workers: int, seconds: float) -> bool:
+            """Note that a worker gives up; return whether all of them do, once that is known."""
+            self._refused = error
+            self._refusals += 1
+            if self._refusals == workers:
+                self._all_refused.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_refused.wait(), seconds)
+            return self._all_refused.is_set()
 
-        async def refused(self) -> str | None:
+        async def refused(self) -> BucketfeedError | None:
             return self._refused
 
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -311,8 +323,8 @@ def _raise_first(error: Any, place: RayPlace) -> NoReturn:
     failures = [getattr(e, "_base_exc", e) for e in getattr(error, "worker_failures", {}).values()] or [error]
     ours = [e for e in failures if isinstance(e, BucketfeedError)]
     cause = (ours or failures)[0]
-    if isinstance(cause, ConfigError):
-        raise ConfigError(str(cause)) from error
+    if isinstance(cause, _FINAL):
+        raise cause from error
     raise BucketfeedError(
         f"training on Ray failed for good ({place.max_failures} restarts allowed), the last time by "
         f"{type(cause).__name__}: {cause}; what was saved is kept: mend the cause, then start again with the same "
