@@ -13,7 +13,21 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from moto.core.authorization import ActionAuthenticatorMixin
-from stacks import ACCOUNT, BUCKET, Stack, account, allowed, client, deploy, managed_policy, substituted, template
+from stacks import (
+    ACCOUNT,
+    BUCKET,
+    REGION,
+    Stack,
+    account,
+    allowed,
+    client,
+    deploy,
+    managed_policy,
+    substituted,
+    template,
+)
+
+from bucketfeed.platforms.sagemaker.job import Job
 
 KEY = f"arn:aws:kms:us-east-1:{ACCOUNT}:key/0e1f"
 LOGS = f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:/aws/sagemaker/TrainingJobs"
@@ -159,17 +173,31 @@ class TestLauncherInS3:
         s3 = launcher(stack)
         with policies_in_force():
             s3.put_object(Bucket=BUCKET, Key="jobs/b/source.tar.gz", Body=b"new")
-            s3.put_object(Bucket=BUCKET, Key="outputs/b/input/code/train.py", Body=b"new")
             assert s3.get_object(Bucket=BUCKET, Key="outputs/a/model.tar.gz")["Body"].read() == b"there"
             assert s3.list_objects_v2(Bucket=BUCKET, Prefix="checkpoints/")["KeyCount"] == 1
 
-    def test_changes_neither_data_nor_checkpoints_and_deletes_nothing(self, stack: Stack) -> None:
+    def test_changes_neither_data_nor_results_and_deletes_nothing(self, stack: Stack) -> None:
         s3 = launcher(stack)
         with policies_in_force():
-            for key in ("train/1.jpg", "checkpoints/a/1.pt"):
+            for key in ("train/1.jpg", "checkpoints/a/1.pt", "outputs/a/model.tar.gz"):
                 assert refused(s3.put_object, Bucket=BUCKET, Key=key, Body=b"new")
             for key in ("train/1.jpg", "checkpoints/a/1.pt", "outputs/a/model.tar.gz", "jobs/a/source.tar.gz"):
                 assert refused(s3.delete_object, Bucket=BUCKET, Key=key)
+
+
+class TestLaunchPy:
+    """What `launch.py sagemaker --bucket ... --role ...` asks for when nothing else is said."""
+
+    def test_writes_where_the_policies_let_it(self, stack: Stack) -> None:
+        submitted = default_job(stack)
+        for url in (submitted.outputs, submitted.checkpoints("bucketfeed-1")):
+            arn = f"arn:aws:s3:::{url.removeprefix('s3://').rstrip('/')}/file"
+            assert allowed(stack.role_policies(), "s3:PutObject", arn)
+            assert allowed(stack.launcher_policies(), "s3:GetObject", arn)
+
+    def test_names_jobs_so_that_they_may_be_started(self, stack: Stack) -> None:
+        submitted = default_job(stack)
+        assert allowed(stack.launcher_policies(), "sagemaker:CreateTrainingJob", training_job(f"{submitted.name}-1"))
 
 
 class TestTls:
@@ -293,6 +321,11 @@ class TestLauncher:
         stack = deploy(KmsKeyArn=KEY)
         assert allowed(stack.launcher_policies(), "kms:GenerateDataKey", KEY)
         assert not allowed([managed_policy(stack.outputs["LauncherPolicyArn"])], "kms:GenerateDataKey", KEY)
+
+
+def default_job(stack: Stack) -> Job:
+    data = {"data": f"s3://{BUCKET}/train/"}
+    return Job(bucket=BUCKET, role=stack.outputs["RoleArn"], hyperparameters=data, region=REGION)
 
 
 def training_job(name: str) -> str:

@@ -89,8 +89,7 @@ class TestStack:
     def test_tells_what_launch_py_asks_for(self, stack: Stack) -> None:
         assert stack.outputs["RoleArn"].startswith(f"arn:aws:iam::{ACCOUNT}:role/")
         assert stack.outputs["LauncherPolicyArn"].startswith(f"arn:aws:iam::{ACCOUNT}:policy/")
-        assert stack.outputs["OutputUrl"] == "s3://photos/outputs/"
-        assert stack.outputs["CheckpointUrl"] == "s3://photos/checkpoints/"
+        assert stack.outputs["Bucket"] == BUCKET
 
     def test_deleted_leaves_the_bucket_and_what_is_in_it(self, stack: Stack) -> None:
         client("s3").put_object(Bucket=BUCKET, Key="train/1.jpg", Body=b"data")
@@ -108,7 +107,7 @@ class TestStack:
         client("s3").put_object(Bucket=BUCKET, Key="train/1.jpg", Body=b"data")
         client("cloudformation").delete_stack(StackName=NAME)
         again = deploy(CreateBucket="no")
-        assert again.outputs["OutputUrl"] == "s3://photos/outputs/"
+        assert again.outputs["Bucket"] == BUCKET
         assert client("s3").get_object(Bucket=BUCKET, Key="train/1.jpg")["Body"].read() == b"data"
 
     def test_is_only_bucket_role_and_policies_unless_asked(self, stack: Stack) -> None:
