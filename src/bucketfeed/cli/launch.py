@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bucketfeed.cli import ray
+from bucketfeed.cli import ray, sagemaker
 from bucketfeed.errors import BucketfeedError, ConfigError
 
 
@@ -32,6 +32,7 @@ def parser(prog: str = "launch.py") -> argparse.ArgumentParser:
     _add_local(places)
     _add_demo(places)
     ray.add_parser(places)
+    sagemaker.add_parser(places)
     return p
 
 

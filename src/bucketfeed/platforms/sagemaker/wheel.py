@@ -40,7 +40,9 @@ def make_wheel(extras: Iterable[str] = ()) -> tuple[str, bytes]:
     info = f"{NAME}-{found.version}.dist-info"
     files = {f"{NAME}/{path}": data for path, data in _package().items()}
     files[f"{info}/METADATA"] = metadata.encode()
-    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: {NAME}\nRoot-Is-Purelib: true\nTag: py3-none-any\n".encode()
+    files[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: {NAME}\nRoot-Is-Purelib: true\nTag: py3-none-any\n".encode()
+    )
     points = found.read_text("entry_points.txt")
     if points:
         files[f"{info}/entry_points.txt"] = points.encode()
@@ -66,7 +68,9 @@ def _metadata(found: Message, extras: frozenset[str]) -> str:
         extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
         if (extra is None or extra[1] in extras) and not is_of_image(requirement):
             # A marker beside the extra's is none of ours: pyproject.toml has no such one.
-            lines.append(f"Requires-Dist: {requirement.strip()}" + (f"; {marker.strip()}" if extra is None and marker else ""))
+            lines.append(
+                f"Requires-Dist: {requirement.strip()}" + (f"; {marker.strip()}" if extra is None and marker else "")
+            )
     return "\n".join(lines) + "\n"
 
 
