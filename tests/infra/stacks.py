@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,7 @@ class Stack:
         return [managed_policy(self.outputs[name]) for name in names]
 
 
+@functools.cache  # making one takes longer than most requests
 def client(service: str, **credentials: str) -> Any:
     return boto3.client(service, region_name=REGION, **credentials)
 
