@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import STUB
+from kernels import STUB
 from PIL import Image
 
 import bucketfeed as bf

@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import papermill
 import pytest
-from conftest import NOTEBOOK, ROOT, executed, pictures, said, surroundings
+from kernels import NOTEBOOK, ROOT, executed, pictures, said, surroundings
 
 import bucketfeed as bf
 from bucketfeed.testing.digits import digits
