@@ -12,7 +12,7 @@ from bucketfeed.errors import AccessError, BucketfeedError, ConfigError, NotFoun
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _UNKNOWN_KEY = {"InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId"}
 _DENIED = {"AccessDenied", "AccessDeniedException", "403", "UnauthorizedOperation"}
-_MISSING = {"404", "NoSuchBucket", "NoSuchKey", "NoSuchEntity", "ResourceNotFound"}
+_MISSING = {"404", "NoSuchBucket", "NoSuchKey", "NoSuchEntity", "ResourceNotFound", "ResourceNotFoundException"}
 _SIGN_IN = "sign in (`aws sso login` or `aws configure`), or set AWS_PROFILE, or look first with --dry-run"
 
 
@@ -44,6 +44,7 @@ def told(doing: str) -> Iterator[None]:
         SSOError,
         TokenRetrievalError,
     )
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
@@ -57,7 +58,7 @@ def told(doing: str) -> Iterator[None]:
         raise ConfigError(f"{doing}: {e}; correct the option that gave it") from e
     except EndpointConnectionError as e:
         raise ReadError(f"{doing}: {e}; check --region and the network") from e
-    except BotoCoreError as e:
+    except (BotoCoreError, ResponseParserError) as e:
         raise ReadError(f"{doing}: {e}; try again") from e
 
 

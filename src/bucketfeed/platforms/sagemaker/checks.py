@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,10 +25,7 @@ def warnings(job: Job, image: str) -> list[str]:
 
 def known_instance_type(instance_type: str) -> None:
     """Raise `ConfigError` unless the installed botocore knows the type for training."""
-    import botocore.session
-
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    known = model.shape_for("TrainingInstanceType").enum
+    known = _service().shape_for("TrainingInstanceType").enum
     if instance_type in known:
         return
     near = [name for name in known if name.split(".")[1] == instance_type.removeprefix("ml.").split(".")[0]]
@@ -40,12 +38,16 @@ def known_instance_type(instance_type: str) -> None:
 
 def against_model(operation: str, request: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for what SageMaker's API would refuse by its own patterns, lengths and lists of values."""
-    import botocore.session
-
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    found = list(_violations(model.operation_model(operation).input_shape, request, ""))
+    found = list(_violations(_service().operation_model(operation).input_shape, request, ""))
     if found:
         raise ConfigError(f"SageMaker would refuse the job: {'; '.join(found)}")
+
+
+@functools.cache
+def _service() -> Any:
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("sagemaker")
 
 
 def _violations(shape: Any, value: Any, where: str) -> Iterator[str]:
