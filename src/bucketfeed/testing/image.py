@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import site
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from bucketfeed.errors import ConfigError
@@ -42,5 +40,6 @@ def make_image(folder: Path) -> Path:
 
 
 def _package_folders() -> list[Path]:
-    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    return [path for path in dict.fromkeys(Path(p) for p in found) if path.is_dir()]
+    """Of this Python, in its order; one may have been added by a .pth file of another."""
+    found = dict.fromkeys(Path(entry) for entry in sys.path)
+    return [path for path in found if path.name in ("site-packages", "dist-packages") and path.is_dir()]

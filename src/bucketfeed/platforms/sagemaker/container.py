@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="container", description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(ROOT), help=f"instead of {ROOT}")
     root = parser.parse_args(arguments).root
-    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(levelname).1s container: %(message)s", stream=sys.stderr)
     try:
         ended = _train(root, dict(os.environ))
     except ConfigError as e:

@@ -33,6 +33,8 @@ _CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # which torch puts before each line of a traceback, once ranks have met
+
 
 @dataclass
 class Rank:
@@ -193,7 +195,7 @@ def _judged(ended: Sequence[Rank], *, stopping: bool) -> Ended:
 
 def last_words(lines: Sequence[str] | deque[str]) -> str:
     """Return the last error in what a process wrote: an exception's text first, its traceback after."""
-    said = [line for line in lines if line.strip()]
+    said = [line for line in (_PREFIX.sub("", line) for line in lines) if line.strip()]
     starts = [n for n, line in enumerate(said) if line.startswith("Traceback (most recent call last)")]
     ours = [line for line in said if line.startswith("train.py: ")]
     if not starts:
