@@ -96,7 +96,11 @@ def test_what_is_submitted_is_what_was_planned_and_all_of_it_is_uploaded(account
     name = submit.submit(job, session=session)
     found = account.described(name)
     assert found["RoleArn"] == account.role_arn
-    found["Environment"] = sent["Environment"]  # which moto forgets
+    # What is sent is what was planned. What the service then says is that too, but for what moto forgets or makes up.
+    for key in set(planned.request) - SERVICE_SAYS:
+        assert without_names(sent[key], name) == without_names(planned.request[key], planned.name), key
+    found["Environment"] = sent["Environment"]
+    found["AlgorithmSpecification"]["MetricDefinitions"] = sent["AlgorithmSpecification"]["MetricDefinitions"]
     for key in set(planned.request) - SERVICE_SAYS - {"Tags"}:
         assert without_names(found[key], name) == without_names(planned.request[key], planned.name), key
     tags = account.session.client("sagemaker").list_tags(ResourceArn=found["TrainingJobArn"])["Tags"]
@@ -359,6 +363,7 @@ def test_following_says_phases_and_each_line_once_until_the_end(account: Account
         "algo-1: epoch 1: train loss 0.7",
     ]
     assert ended.status == "Completed"
+    assert launch.main(["sagemaker", "--follow", name]) == 0
     everything: list[str] = []
     follow.follow(name, session=session, say=everything.append, logs=True)
     assert "algo-1: noise" in everything

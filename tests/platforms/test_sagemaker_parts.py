@@ -222,7 +222,7 @@ def test_the_cost_is_hosts_times_hours_with_the_date_of_its_prices() -> None:
         ({"instance_type": "ml.g5.xlarge"}, "x/pytorch-training:2.10.0-cpu-py313", "would stand idle"),
         ({}, "1.dkr.ecr.eu-west-1.amazonaws.com/x:1", "the image lies in eu-west-1"),
         ({"volume_gb": 50, "hyperparameters": {"data": "s3://b/", "cache-limit": "100GB"}}, "x", "volume of 50 GiB"),
-        ({"hyperparameters": {"data": "/home/me/data"}}, "x", "a path of this machine"),
+        ({"hyperparameters": {"data": "/srv/pictures"}}, "x", "a path of this machine"),
         ({"hyperparameters": {"data": "s3://b/", "storage-options": {"secret": "x"}}}, "x", "anyone who may describe"),
         ({"environment": {"WANDB_TOKEN": "x"}}, "x", "--env WANDB_TOKEN"),
         ({"instance_type": "ml.g5.12xlarge", "processes": 1}, "x", "has 4 GPU"),

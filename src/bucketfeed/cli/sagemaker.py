@@ -39,8 +39,9 @@ Run here what would be submitted, in namespaces of its own (Linux, root), with t
 
     launch.py sagemaker ... --local-container
 
-Stop a job; it saves first:
+See a job that was started before (with --logs: all its lines); stop it, which saves first:
 
+    launch.py sagemaker --follow bucketfeed-20260102030405
     launch.py sagemaker --stop bucketfeed-20260102030405
 """
 
@@ -83,6 +84,7 @@ def _add_doing(group: Any) -> None:
     group.add_argument("--local-container", action="store_true", help="run what would be submitted on this machine")
     group.add_argument("--wait", action="store_true", help="stay until the job has ended, and show its progress")
     group.add_argument("--logs", action="store_true", help="as --wait, with all lines of the hosts' logs")
+    group.add_argument("--follow", metavar="NAME", help="show the progress of a training job that was started before")
     group.add_argument("--stop", metavar="NAME", help="stop this training or tuning job")
 
 
@@ -173,6 +175,8 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
     if options.stop:
         submit.stop(options.stop, session=session, say=_say)
         return 0
+    if options.follow:
+        return _followed(options.follow, session, logs=options.logs)
     job, tuning = configured(options, rest, session.region_name)
     if options.dry_run:
         return _shown(job, tuning)
@@ -182,11 +186,10 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
     name = submit.submit(job, session=session, tuning=tuning)
     print(name)
     if not (options.wait or options.logs):
-        _say(
-            f"see it: launch.py sagemaker --region {job.region} ... --logs; stop it: launch.py sagemaker --stop {name}"
-        )
+        _say(f"see it: launch.py sagemaker --region {job.region} --follow {name}; stop it: with --stop {name}")
         return 0
-    return _followed(name, job, tuning, session, logs=options.logs)
+    _say(f"cost: {_cost(job, tuning)}")
+    return _followed(name, session, logs=options.logs, tuning=tuning is not None)
 
 
 def configured(options: argparse.Namespace, rest: list[str], region: str) -> tuple[Any, Any]:
@@ -296,12 +299,11 @@ def _warn(job: Any) -> None:
         _say(f"warning: {warning}")
 
 
-def _followed(name: str, job: Any, tuning: Any, session: Any, *, logs: bool) -> int:
+def _followed(name: str, session: Any, *, logs: bool, tuning: bool = False) -> int:
     from bucketfeed.platforms.sagemaker import follow
 
-    _say(f"cost: {_cost(job, tuning)}")
     try:
-        if tuning is not None:
+        if tuning:
             ended = follow.follow_tuning(name, session=session, say=_say)
         else:
             ended = follow.follow(name, session=session, say=_say, logs=logs)
@@ -316,7 +318,7 @@ def _run_here(job: Any, tuning: Any, session: Any) -> int:
     """Run the job's containers on this machine, with what they would get: the source from the bucket, and the data."""
     import tempfile
 
-    from bucketfeed.platforms.sagemaker import submit
+    from bucketfeed.platforms.sagemaker import aws, submit
     from bucketfeed.testing import jobs
 
     if tuning is not None:
@@ -330,7 +332,7 @@ def _run_here(job: Any, tuning: Any, session: Any) -> int:
         made.request,
         folder / "run",
         s3=session.client("s3"),
-        environment=_credentials(session),
+        environment=aws.variables(session),
         on_log=lambda host, line: _say(f"{host}: {line}"),
     )
     _say(f"{made.name}: {done.status} after {done.seconds:.0f} s; {done.failure_reason or done.output_url}")
@@ -338,22 +340,6 @@ def _run_here(job: Any, tuning: Any, session: Any) -> int:
     return {"Completed": 0, "Interrupted": train_line.EXIT_STOPPED, "Stopped": train_line.EXIT_STOPPED}.get(
         done.status, 1
     )
-
-
-def _credentials(session: Any) -> dict[str, str]:
-    """Return yours, as variables: on SageMaker the containers have the role's."""
-    import os
-
-    found = {"AWS_DEFAULT_REGION": session.region_name}
-    credentials = session.get_credentials()
-    if credentials is not None:
-        keys = credentials.get_frozen_credentials()
-        found |= {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
-        if keys.token:
-            found["AWS_SESSION_TOKEN"] = keys.token
-    if os.environ.get("AWS_ENDPOINT_URL"):
-        found["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
-    return found
 
 
 def _say(text: str) -> None:

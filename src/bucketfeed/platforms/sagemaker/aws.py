@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,20 @@ def session(region: str | None, profile: str | None = None) -> Any:
     if made.region_name is None:
         raise ConfigError("no AWS region is set: give --region, or set AWS_DEFAULT_REGION or your profile's region")
     return made
+
+
+def variables(session: Any) -> dict[str, str]:
+    """Return the session's region, credentials and endpoint as variables for another process."""
+    found = {"AWS_DEFAULT_REGION": session.region_name}
+    credentials = session.get_credentials()
+    if credentials is not None:
+        keys = credentials.get_frozen_credentials()
+        found |= {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
+        if keys.token:
+            found["AWS_SESSION_TOKEN"] = keys.token
+    if "AWS_ENDPOINT_URL" in os.environ:
+        found["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
+    return found
 
 
 @contextmanager

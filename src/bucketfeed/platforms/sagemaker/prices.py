@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from bucketfeed.platforms.sagemaker.job import Job
 
-# On-demand prices of SageMaker training in us-east-1, USD an hour. Other regions cost up to half as much again.
-AS_OF = "2025-06"
+# On-demand prices of SageMaker training in us-east-1, USD an hour: an estimate. They were noted from copies of AWS's list
+# of about 2024 and never compared with the list itself. Types whose price is known to have changed since (ml.p4d, ml.p5)
+# or of which copies disagree are left out: no price is better than a wrong one.
+AS_OF = "about 2024"
 REGION = "us-east-1"
 SOURCE = "https://aws.amazon.com/sagemaker/pricing/"
 _PRICES = {
@@ -25,12 +27,9 @@ _PRICES = {
     "ml.g6": {"2xlarge": 1.222, "12xlarge": 5.752, "16xlarge": 4.246, "24xlarge": 8.344},
     "ml.p3": {"2xlarge": 3.825, "8xlarge": 14.688, "16xlarge": 28.152},
     "ml.p3dn": {"24xlarge": 35.894},
-    "ml.p4d": {"24xlarge": 37.688},
-    "ml.p5": {"48xlarge": 113.068},
 }
 VOLUME_GB_MONTH = 0.14
 _HOURS_A_MONTH = 730
-_LEAST_SPOT, _MOST_SPOT = 0.3, 0.8  # share of the on-demand price; AWS promises "up to 90 % off"
 _GPU = re.compile(r"ml\.(?:g|p)\d")  # families; ml.trn and ml.inf are of another kind
 _GPUS = {
     "ml.g4dn.12xlarge": 4,
@@ -64,10 +63,10 @@ def cost(job: Job, runs: int = 1, parallel: int = 1) -> Cost:
     text = (
         f"${hour * parallel:,.2f} an hour, ${at_most:,.2f} at most ({hours:g} h"
         + (f" x {runs} jobs" if runs > 1 else "")
-        + f"); on-demand prices of {REGION} as of {AS_OF}, from {SOURCE}; {job.region} and today may differ"
+        + f"); an estimate from on-demand prices of {REGION} of {AS_OF}, not compared with AWS's list: see {SOURCE}"
     )
     if job.spot:
-        text += f"; spot costs about {_LEAST_SPOT:.0%} to {_MOST_SPOT:.0%} of it"
+        text += "; spot is not counted in, and usually costs less"
     return Cost(hour, at_most, text)
 
 
