@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bucketfeed.platforms.sagemaker.job import Job
 
-# On-demand prices of SageMaker training in us-east-1, USD an hour: an estimate, of which no value was compared with AWS's
+# On-demand prices of SageMaker training in us-east-1, USD an hour: an estimate; no value was compared with AWS's
 # own list. About half of them agree with copies of it from about 2024; the rest have no source but experience. Types
 # whose price has changed much since, or of which copies disagree (ml.p4d, ml.p5), are left out.
 AS_OF = "about 2024"
