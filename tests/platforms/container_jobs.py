@@ -55,6 +55,10 @@ class Jobs:
     def __init__(self, bucket: MotoBucket, folder: Path) -> None:
         self.bucket, self.folder = bucket, folder
         self.runs = 0
+        self.options: dict[str, Any] = {
+            **{"data": f"{bucket.url}train/", "test-data": "held-out", "num-classes": 3, "image-size": 8},
+            **{"model": "mine:net", "epochs": EPOCHS, "batch-size": 4, "seed": 5, "lr": 0.01, "cache-limit": "50MB"},
+        }
         for shard in range(3):
             bucket.put(f"train/{shard}.tar", samples(range(32 * shard, 32 * (shard + 1)), seed=shard))
         bucket.put("test/0.tar", samples(range(12), seed=9))
@@ -72,15 +76,11 @@ class Jobs:
         seconds: int = 100,
     ) -> dict[str, Any]:
         """What DescribeTrainingJob says of the job."""
-        own = {
-            **{"data": f"{self.bucket.url}train/", "test-data": "held-out", "num-classes": 3, "image-size": 8},
-            **{"model": "mine:net", "epochs": EPOCHS, "batch-size": 4, "seed": 5, "lr": 0.01, "cache-limit": "50MB"},
-        }
         shell = f"cd /opt/ml/input/data/code && tar -xzf source.tar.gz && {before}{START}"
         name = f"job-{self.bucket.name}"
         return {
             "TrainingJobName": name,
-            "HyperParameters": hyperparameters.encode(own | (options or {})),
+            "HyperParameters": hyperparameters.encode(self.options | (options or {})),
             "AlgorithmSpecification": {
                 "TrainingInputMode": "File",
                 "ContainerEntrypoint": ["/bin/bash"],

@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
 import torch
 from container_jobs import EPOCHS, SAMPLES, Jobs
 
 from bucketfeed.errors import ConfigError
+from bucketfeed.platforms.sagemaker.job import Job
+from bucketfeed.platforms.sagemaker.submit import submit
 from bucketfeed.testing import jobs as module
 from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.train.config import TrainConfig
@@ -41,6 +46,41 @@ def order_here(jobs: Jobs, tmp_path: Path) -> str:
     return RunData(config).order_hash()
 
 
+def submitted(jobs: Jobs, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Submit a spot job of two hosts with two processes each; return what DescribeTrainingJob says of it."""
+    for name, value in jobs.bucket.server.environment.items():
+        monkeypatch.setenv(name, value)
+    session = boto3.Session()
+    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "*"}]}
+    role = f"trainer-{jobs.bucket.name}"
+    session.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument=json.dumps(trust))
+    source = jobs.folder / "source"
+    source.mkdir()
+    shutil.copy(Path(__file__).with_name("mine.py"), source)
+    job = Job(
+        bucket=jobs.bucket.name,
+        role=role,
+        region="us-east-1",
+        hyperparameters={**jobs.options, "test-data": f"{jobs.bucket.url}test/", **options},
+        instance_count=2,
+        processes=2,
+        spot=True,
+        source=source,
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    sent: dict[str, Any] = {}
+    session.events.register(
+        "provide-client-params.sagemaker.CreateTrainingJob", lambda params, **_: sent.update(params)
+    )
+    name = submit(job, session=session)
+    described = session.client("sagemaker").describe_training_job(TrainingJobName=name)
+    return {**described, "Environment": sent["Environment"]}  # which moto forgets
+
+
+def with_variable(description: dict[str, Any], name: str, value: str) -> dict[str, Any]:
+    return {**description, "Environment": {**description["Environment"], name: value}}
+
+
 @SLOW
 def test_a_job_of_one_host_has_the_order_of_a_local_run_and_leaves_model_and_records_c094(
     jobs: Jobs, tmp_path: Path
@@ -66,16 +106,15 @@ def test_a_job_of_one_host_has_the_order_of_a_local_run_and_leaves_model_and_rec
 
 
 @SLOW
-def test_two_hosts_of_two_processes_interrupted_in_mid_epoch_take_each_sample_once_c097(
-    jobs: Jobs, tmp_path: Path
+def test_a_submitted_spot_job_of_two_hosts_interrupted_in_mid_epoch_takes_each_sample_once_c097(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = "/opt/ml/checkpoints/run"
     steps = SAMPLES // 16
-    options = {"audit": True, "run-dir": records, "save-seconds": 3600}
-    mine = {"at": steps + 2, "rank": 1}
+    description = submitted(jobs, {"audit": True, "run-dir": records, "save-seconds": 3600}, monkeypatch)
+    waits = json.dumps({"at": steps + 2, "rank": 1})
     first = jobs.run(
-        jobs.description(options, hosts=2, processes=2, mine=mine),
-        stop_when=lambda host, line: "waiting for the stop" in line,
+        with_variable(description, "MINE", waits), stop_when=lambda _, line: "waiting for the stop" in line
     )
     if first is None:
         return
@@ -84,7 +123,7 @@ def test_two_hosts_of_two_processes_interrupted_in_mid_epoch_take_each_sample_on
     assert first.stop_seconds is not None
     assert first.stop_seconds < 60
     assert not any((folder / "output/failure").exists() for folder in first.folders.values())
-    second = jobs.run(jobs.description(options, hosts=2, processes=2))
+    second = jobs.run(description)
     assert second is not None
     assert second.status == "Completed", second.text()[-3000:]
     assert f"resumed at sample {2 * 16} of epoch 1" in second.text()
