@@ -16,6 +16,7 @@ import pytest
 import torch
 from container_jobs import EPOCHS, SAMPLES, Jobs
 
+import bucketfeed.testing
 from bucketfeed.errors import ConfigError
 from bucketfeed.platforms.sagemaker.job import Job
 from bucketfeed.platforms.sagemaker.submit import submit
@@ -219,7 +220,7 @@ def test_where_no_namespaces_are_given_that_is_told_with_the_next_step(
     for command in (["sh", "-c", "echo unshare: Operation not permitted >&2; exit 1"], ["no-such-unshare"]):
         monkeypatch.setattr(module, "_unshare", lambda command=command: command)
         with pytest.raises(ConfigError, match=told):
-            module.run_training_job(jobs.description(), tmp_path / "run", s3=jobs.bucket.client)
+            bucketfeed.testing.run_training_job(jobs.description(), tmp_path / "run", s3=jobs.bucket.client)
 
 
 def test_a_folder_with_files_and_a_channel_of_another_kind_are_refused(jobs: Jobs, tmp_path: Path) -> None:

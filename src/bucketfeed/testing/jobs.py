@@ -14,6 +14,7 @@ import queue
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 120.0  # which SageMaker gives between SIGTERM and SIGKILL
 _OTHERS_SECONDS = 5.0  # between the host that failed and the end of the others
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--uts")
 # $1: the host's /opt/ml, $2: its /etc/hosts, $3: its name; the rest is the container's command.
 _INSIDE = """\
@@ -80,9 +82,9 @@ class JobResult:
 
 def run_training_job(
     description: Mapping[str, Any],
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
     *,
-    s3: Any,
+    s3: Any = None,
     environment: Mapping[str, str] | None = None,
     on_log: Callable[[str, str], None] | None = None,
     stop_when: Callable[[str, str], bool] | None = None,
@@ -92,8 +94,8 @@ def run_training_job(
 
     Args:
         description: what CreateTrainingJob was given, or DescribeTrainingJob gives.
-        folder: an empty one, or a new one; takes what the hosts have on disk.
-        s3: a boto3 client for channels and results.
+        folder: an empty one, or a new one; takes what the hosts have on disk. A new temporary one where None.
+        s3: a boto3 client for channels and results; one of your own configuration where None.
         environment: for the containers, beside the job's own: credentials, `AWS_ENDPOINT_URL`.
         on_log: called with host and line, as they come.
         stop_when: called likewise; once it is true the job is interrupted, as spot instances are.
@@ -102,18 +104,22 @@ def run_training_job(
     Linux only. Raises `ConfigError` where this machine gives no namespaces, or the job needs what is not here.
     """
     check_allowed()
-    folder = Path(folder).absolute()
+    if s3 is None:
+        import boto3
+
+        s3 = boto3.client("s3")
+    folder = Path(folder or tempfile.mkdtemp(prefix="bucketfeed-job-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: name a new folder for each run of a job")
-    programs = make_image(folder / "image")
     count = int(description["ResourceConfig"].get("InstanceCount", 1))
     names = [f"algo-{n + 1}" for n in range(count)]
-    own = _environment(description, programs, environment)
+    own = _environment(description, environment)
     hosts = []
     for name in names:
         lay_out(description, s3, folder / name, name, names)
-        hosts.append(_Host(name, folder / name, download_checkpoints(description, s3, folder / name)))
+        programs = make_image(folder / f"{name}.image")  # its own: what one host installs the other must not see
+        hosts.append(_Host(name, folder / name, programs, download_checkpoints(description, s3, folder / name)))
     etc = folder / "hosts"
     etc.write_text("127.0.0.1 localhost\n" + "".join(f"127.0.0.{n + 1} {name}\n" for n, name in enumerate(names)))
     run = _Run(description, hosts, on_log, stop_when, grace_seconds)
@@ -156,12 +162,11 @@ def _command(description: Mapping[str, Any]) -> list[str]:
     return command
 
 
-def _environment(description: Mapping[str, Any], programs: Path, more: Mapping[str, str] | None) -> dict[str, str]:
+def _environment(description: Mapping[str, Any], more: Mapping[str, str] | None) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]  # two jobs on one machine share its network
     return {
-        "PATH": f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LANG": "C.UTF-8",
         "TRAINING_JOB_NAME": description["TrainingJobName"],
         "TRAINING_JOB_ARN": description.get("TrainingJobArn", ""),
@@ -179,6 +184,7 @@ def _environment(description: Mapping[str, Any], programs: Path, more: Mapping[s
 class _Host:
     name: str
     folder: Path
+    programs: Path
     downloaded: dict[str, tuple[int, int]]
     process: subprocess.Popen[str] | None = None
     reader: threading.Thread | None = None
@@ -221,7 +227,12 @@ class _Run:
             inside = ["/bin/sh", "-c", _INSIDE, "sh", str(host.folder), str(etc), host.name, *command]
             host.process = subprocess.Popen(
                 [*_unshare(), *inside],
-                env={"HOME": str(temporary), "TMPDIR": str(temporary), **environment},
+                env={
+                    "PATH": f"{host.programs}:{_PATH}",
+                    "HOME": str(temporary),
+                    "TMPDIR": str(temporary),
+                    **environment,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
