@@ -223,6 +223,18 @@ def test_where_no_namespaces_are_given_that_is_told_with_the_next_step(
             bucketfeed.testing.run_training_job(jobs.description(), tmp_path / "run", s3=jobs.bucket.client)
 
 
+def test_who_is_not_root_and_has_no_folder_to_mount_on_is_told_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_unshare", lambda: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(module, "_ROOT", str(tmp_path / "ml"))
+    with pytest.raises(ConfigError, match=r"is not there to be mounted on: sudo mkdir -p .*/ml"):
+        module.check_allowed()
+    (tmp_path / "ml").mkdir()
+    module.check_allowed()
+
+
 def test_a_folder_with_files_and_a_channel_of_another_kind_are_refused(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "file").touch()

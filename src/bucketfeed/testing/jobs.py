@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 120.0  # which SageMaker gives between SIGTERM and SIGKILL
 _OTHERS_SECONDS = 5.0  # between the host that failed and the end of the others
+_ROOT = "/opt/ml"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--uts")
 # $1: the host's /opt/ml, $2: its /etc/hosts, $3: its name; the rest is the container's command.
@@ -140,6 +141,8 @@ def check_allowed() -> None:
         said = done.stderr.strip() if done.returncode else ""
     except FileNotFoundError as e:
         said = f"{e.filename} is not installed"
+    if not said and os.geteuid() and not os.path.isdir(_ROOT):
+        raise ConfigError(f"{_ROOT}, where a job has its files, is not there to be mounted on: sudo mkdir -p {_ROOT}")
     if said:
         raise ConfigError(
             f"a job can't be run on this machine, for it gives no namespaces: {said}; run as root on Linux with "
