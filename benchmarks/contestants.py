@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.material import BUCKET
@@ -40,6 +40,7 @@ class Place:
     shards: int
     epochs: int = 2
     epoch_seconds: float = 120.0  # an epoch is broken off after this, and counts by what it gave
+    loader: dict[str, Any] = field(default_factory=dict)  # options of bucketfeed's Loader
 
 
 def bucketfeed_tar(place: Place) -> Epoch:
@@ -65,7 +66,8 @@ def bucketfeed_workers(place: Place) -> Epoch:
 def _bucketfeed(place: Place, folder: str, *, index: str | None, num_workers: int = 0) -> Epoch:
     import bucketfeed as bf
 
-    loader = bf.Loader(_dataset(place, folder, index), BATCH, shuffle=True, seed=SEED, num_workers=num_workers)
+    options = {"num_workers": num_workers, **place.loader}
+    loader = bf.Loader(_dataset(place, folder, index), BATCH, shuffle=True, seed=SEED, **options)
     return lambda: map(_size_of_columns, loader)
 
 

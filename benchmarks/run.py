@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import mmap
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import memory, report
+from benchmarks.ballast import Ballast
 from benchmarks.contestants import CONTESTANTS, Place
 from benchmarks.material import BUCKET, Size, make
 from benchmarks.processes import tree_pss
@@ -27,7 +27,6 @@ from benchmarks.server import S3Serve
 
 ROOT = Path(__file__).parents[1]
 SAMPLING_SECONDS = 0.25  # each look costs the watched process some milliseconds
-TOUCHED_BYTES = 4 << 30  # for 2 GB in the page cache and the contestant's own
 START_SECONDS = 120  # for imports, opening and an index, on top of the epochs' own bound
 
 
@@ -38,7 +37,7 @@ def main() -> None:
     work: Path = options.work
     print(f"benchmarks: making {size.samples:,} samples of {size.image_bytes:,} bytes in {work}", file=sys.stderr)
     make(work / "objects", size)
-    _warm(work / "objects")
+    warm(work / "objects")
     results: dict[str, Any] = {"size": asdict(size), "latency_ms": options.latency_ms, "machine": report.machine()}
     with S3Serve(work / "objects", work, options.latency_ms) as server:
         place = Place(
@@ -103,29 +102,17 @@ def _rounds(names: list[str], rounds: int, place: Place, work: Path) -> list[dic
             continue
         ready.append(name)
         if name in ("bucketfeed", "bucketfeed-raw", "dataloader", "bucketfeed-workers", "litdata-raw"):
-            _contest(name, replace(place, epochs=0), work)  # makes the index that all its rounds find present
+            contest(name, replace(place, epochs=0), work)  # makes the index that all its rounds find present
     for number in range(1, rounds + 1):
         for name in ready:
             print(f"benchmarks: round {number} of {rounds}: {name}", file=sys.stderr)
-            run = {"contestant": name, "round": number, **_contest(name, place, work)}
+            run = {"contestant": name, "round": number, **contest(name, place, work)}
             print(f"benchmarks:   {report.line(run)}", file=sys.stderr)
             runs.append(run)
     return runs
 
 
-def _touch_memory() -> None:
-    """Use and free some memory, so that every epoch finds free pages that the machine really has.
-
-    A virtual machine's host takes free pages back, and the first use of each then costs 3.5 s/GB here (0.2 s/GB
-    later). That would be counted against whoever keeps more in the page cache, and more so the longer it was quiet.
-    """
-    memory = mmap.mmap(-1, TOUCHED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for offset in range(0, TOUCHED_BYTES, mmap.PAGESIZE):
-        memory[offset] = 1
-    memory.close()
-
-
-def _contest(name: str, place: Place, work: Path) -> dict[str, Any]:
+def contest(name: str, place: Place, work: Path) -> dict[str, Any]:
     """Run one contestant; return its numbers by phase, with the peak PSS of its process tree in each."""
     shutil.rmtree(place.cache, ignore_errors=True)
     Path(place.cache).mkdir(parents=True)
@@ -159,15 +146,22 @@ def _contest(name: str, place: Place, work: Path) -> dict[str, Any]:
 def _listen(process: subprocess.Popen[str], lines: list[dict[str, Any]]) -> None:
     assert process.stdout is not None
     assert process.stdin is not None
+    ballast = None
     for text in process.stdout:
         if text.startswith("{"):
             lines.append(json.loads(text))
             if "phase" in lines[-1]:  # it waits for a line before it begins
-                if lines[-1]["phase"].startswith("epoch"):
-                    _touch_memory()
+                if ballast is not None:
+                    ballast.close()
+                    ballast = None
+                if lines[-1]["phase"] == "epoch 1":
+                    ballast = Ballast()
+                    ballast.drip()
                 with contextlib.suppress(OSError):
                     process.stdin.write("go\n")
                     process.stdin.flush()
+    if ballast is not None:
+        ballast.close()
 
 
 def _watch(process: subprocess.Popen[str], lines: list[dict[str, Any]], deadline: float) -> dict[str, int]:
@@ -197,7 +191,7 @@ def _environment(place: Place, work: Path) -> dict[str, str]:
     }
 
 
-def _warm(folder: Path) -> None:
+def warm(folder: Path) -> None:
     """Read all data once, so that the first contestant's server finds it in the page cache as the last one's does."""
     for path in folder.rglob("*"):
         if path.is_file():

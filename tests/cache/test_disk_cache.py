@@ -184,6 +184,17 @@ def test_indexes_count_into_the_limit(tmp_path: Path):
     assert cache.stats().bytes_used >= (1 << 20) + len(cache_files(cache)) * 100_000
 
 
+def test_what_fits_no_more_beside_a_grown_index_leaves_at_once(tmp_path: Path):
+    cache = DiskCache(tmp_path / "cache", "2MiB")
+    for number in range(40):
+        cache.put(an_extent(number), body(an_extent(number)))
+    (cache.index_folder / "big.idx").write_bytes(bytes(1 << 20))
+    assert disk_usage(cache.folder) > cache.limit_bytes
+    cache.indexed()
+    assert disk_usage(cache.folder) <= cache.limit_bytes
+    assert read_all(cache, an_extent(39)) == body(an_extent(39))
+
+
 def test_files_of_others_are_neither_counted_nor_removed(tmp_path: Path):
     cache = DiskCache(tmp_path / "cache", "1MiB")
     cache.put(an_extent("a"), body(an_extent("a")))

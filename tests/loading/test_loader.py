@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -354,3 +356,56 @@ def test_a_cache_of_half_the_data_is_hit_by_half_in_new_orders(tmp_path: Path, m
         hits, misses = after.cache_hits - before.cache_hits, after.cache_misses - before.cache_misses
         rates.append(hits / (hits + misses))
     assert sum(rates[1:]) / 4 > 0.35  # last use would leave about 0.15
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_that_failed_comes_when_the_loop_goes_on_at_its_place(
+    tars: bf.MapDataset, tmp_path: Path, num_workers: int
+):
+    tars.decode = _FailsOnce(tmp_path / "failed", "00050")
+    loader = bf.Loader(tars, batch_size=16, num_workers=num_workers)
+    seen: list[str] = []
+    with pytest.raises(bf.errors.DecodeError, match="00050"):
+        seen.extend(key for batch in loader for key in batch["__key__"])
+    assert len(seen) == 48
+    loader.load_state_dict(loader.state_dict())
+    seen += [key for batch in loader for key in batch["__key__"]]
+    assert [key[-5:] for key in seen] == ALL
+    loader.close()
+
+
+class _FailsOnce:
+    def __init__(self, mark: Path, key: str) -> None:
+        self.mark, self.key = mark, key
+
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
+        if str(sample["__key__"]).endswith(self.key) and not self.mark.exists():
+            self.mark.touch()
+            raise ValueError("the first time")
+        return sample
+
+
+def test_a_worker_that_was_killed_is_an_error_that_says_what_to_do_and_the_loader_goes_on(
+    tars: bf.MapDataset, tmp_path: Path
+):
+    tars.decode = _KillsOnce(tmp_path / "killed", "00050")
+    loader = bf.Loader(tars, batch_size=16, num_workers=1)
+    with pytest.raises(bf.errors.BucketfeedError, match=r"exited unexpectedly.*fewer num_workers"):
+        list(loader)
+    loader.load_state_dict(loader.state_dict())
+    assert sum(len(batch["__key__"]) for batch in loader) >= 80
+    loader.close()
+
+
+class _KillsOnce(_FailsOnce):
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
+        if str(sample["__key__"]).endswith(self.key) and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+
+@pytest.mark.parametrize("wrong", [{"topology": (0, 1)}, {"collate": "stack"}])
+def test_a_topology_or_collate_of_another_kind_is_refused_by_name(tars: bf.MapDataset, wrong: dict[str, object]):
+    with pytest.raises(bf.errors.ConfigError, match=f"{next(iter(wrong))} must be"):
+        bf.Loader(tars, 16, **wrong)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -229,3 +231,21 @@ def test_a_missing_bucket_is_named(moto_bucket: MotoBucket):
     reader = open_reader("s3://no-such-bucket-here/", moto_bucket.storage_options)
     with pytest.raises(NotFoundError, match="no-such-bucket-here"):
         reader.read([Range("s3://no-such-bucket-here/a", 0, 3)])
+
+
+class _Counted(S3Access):
+    made: ClassVar[list[str]] = []
+
+    def obstore(self, bucket: str) -> Any:
+        self.made.append(bucket)
+        return super().obstore(bucket)
+
+
+def test_threads_that_ask_at_once_share_one_client(moto_bucket: MotoBucket):
+    url = moto_bucket.url + "a.bin"
+    etag = moto_bucket.put("a.bin", bytes(range(256)))
+    reader = ObstoreReader(_Counted.from_options(moto_bucket.storage_options).resolved(moto_bucket.name))
+    ranges = [Range(url, start, start + 1, etag) for start in range(0, 256, 8)]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(lambda r: bytes(reader.read([r])[0]), ranges)) == [bytes([r.start]) for r in ranges]
+    assert _Counted.made == [moto_bucket.name]

@@ -135,6 +135,11 @@ class DiskCache:
             raise
         return [found[range] for range in ranges]
 
+    def indexed(self) -> None:
+        """Say that files in `index_folder` have grown: what fits no more beside them is evicted."""
+        with contextlib.suppress(OSError):  # a folder gone read-only: nothing grows in it
+            self._room.shrink()
+
     def begin_pass(self, data: str, name: str) -> None:
         """Say that pass `name` (one per epoch) over `data` begins, each of whose extents is used about once.
 
@@ -147,6 +152,7 @@ class DiskCache:
         """
         with contextlib.suppress(OSError):  # a folder gone read-only: nothing will be kept in it anyway
             self._room.spare(passes.begin(self.index_folder / f"{data}.pass", name) - _TOUCH_NS)
+            self._room.shrink()
 
     def stats(self) -> CacheStats:
         """Scan the folder and return what is in it."""

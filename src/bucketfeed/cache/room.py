@@ -95,6 +95,14 @@ class Room:
                 _allocate(fd, length)
         return True
 
+    def shrink(self) -> None:
+        """Evict what fits no more since manifests and indexes have grown."""
+        limit = self._limit - self._index_bytes()
+        with locked(self._ledger) as ledger:
+            used = _noted(ledger)
+            if used is None or used > limit:
+                _note(ledger, self._evict(limit, 0))
+
     def rename(self, fd: int, old: str, new: str) -> None:
         """Rename an open file that has a reservation; a scan at the same time could miss it under both names."""
         with locked(self._ledger):

@@ -186,6 +186,8 @@ def open_dataset(
     named = detect(manifest) if format == "auto" else format
     path = None if index is None else Path(index)
     built = build_index(manifest, named, reader, cache=kept, folder=folder, path=path, chunk_bytes=CHUNK_BYTES)
+    if kept is not None:
+        kept.indexed()
     return MapDataset(built, reader, decode)
 
 

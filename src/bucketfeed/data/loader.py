@@ -80,6 +80,10 @@ class Loader:
     ) -> None:
         if not isinstance(dataset, MapDataset):
             raise ConfigError(f"Loader takes what bucketfeed.open_dataset returns, not {type(dataset).__name__}")
+        if topology is not None and not isinstance(topology, Topology):
+            raise ConfigError(f"topology must be a bucketfeed.Topology(rank, world_size) or None, not {topology!r}")
+        if collate is not None and not callable(collate):
+            raise ConfigError(f"collate must be a function of a list of samples, or None, not {collate!r}")
         chunk = CHUNK_BYTES if chunk_bytes is None else parse_size(chunk_bytes, "chunk_bytes")
         ahead = READ_AHEAD_BYTES if read_ahead_bytes is None else parse_size(read_ahead_bytes, "read_ahead_bytes")
         whole("batch_size", batch_size, 1)
@@ -168,6 +172,7 @@ class Loader:
                     raise ConfigError("this epoch was ended by another iteration of the same Loader; use two Loaders")
                 feed = self._feed_at_position()
                 asked = time.perf_counter()
+                self._fed = None  # a batch that fails is asked for again by whoever goes on at this position
                 taken = next(feed)
                 now = time.perf_counter()
                 self._position, self._going_on = taken.consumed, False

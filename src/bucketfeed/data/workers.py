@@ -58,7 +58,16 @@ class WorkerFeed:
 
     def __next__(self) -> Taken:
         """Return the next batch, or raise the error that its worker met, with its own type."""
-        taken = pickle.loads(next(self._batches))
+        try:
+            taken = pickle.loads(next(self._batches))
+        except RuntimeError as e:
+            if "exited unexpectedly" not in str(e):
+                raise
+            self.close()
+            raise BucketfeedError(
+                f"{e}: something killed it, most often the kernel for want of memory; try fewer num_workers, or none, "
+                "or a smaller read_ahead_bytes"
+            ) from e
         if isinstance(taken, BucketfeedError):
             raise taken
         assert isinstance(taken, Taken)

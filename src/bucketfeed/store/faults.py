@@ -127,7 +127,7 @@ def fault_of(error: BaseException) -> Fault:
 
 def our_error(error: BaseException, what: str, *, etag: str | None = None, tries: int = 1) -> BucketfeedError:
     """Return our error for a failure in reading `what`, with the cause's own words and the next step."""
-    said = _said(error)
+    said = said_by(error)
     match fault_of(error):
         case Fault.MISSING:
             return NotFoundError(
@@ -217,7 +217,7 @@ def _code(error: BaseException) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _said(error: BaseException) -> str:
+def said_by(error: BaseException) -> str:
     """Return the store's own words, else the library's."""
     for last in _causes(error):
         response = getattr(last, "response", None)  # botocore's ClientError

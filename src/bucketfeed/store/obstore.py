@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bucketfeed.store.faults import Fault, changed_error, check_version, fault_of
@@ -32,6 +33,21 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+class _Stores:
+    """obstore's clients by bucket. The threads of a first batch ask at once: one client, one pool of connections."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # no child inherits it held: each process has its own `_Stores`
+        self._stores: dict[str, Any] = {}
+
+    def get(self, bucket: str, make: Callable[[str], Any]) -> Any:
+        """Return the client for `bucket`, made by the first that asks."""
+        with self._lock:
+            if bucket not in self._stores:
+                self._stores[bucket] = make(bucket)
+            return self._stores[bucket]
+
+
 class ObstoreReader:
     """A `RangeReader` of `s3://` URLs. `access` is `resolved`, so that it holds in every process.
 
@@ -44,7 +60,7 @@ class ObstoreReader:
     def __init__(self, access: S3Access, *, counter: Counter | None = None) -> None:
         self.counter = counter or Counter()
         self._access = access
-        self._stores: PerProcess[dict[str, Any]] = PerProcess(dict)
+        self._stores = PerProcess(_Stores)
         self._other = FsspecReader("s3", access.s3fs_options(), counter=self.counter)
 
     def read(self, ranges: Sequence[Range]) -> list[Buffer]:
@@ -66,10 +82,7 @@ class ObstoreReader:
 
         _Runtime.used = True
         _, bucket, key = parse_url(range.url)
-        stores = self._stores.get()
-        store = stores.get(bucket)
-        if store is None:
-            store = stores.setdefault(bucket, self._access.obstore(bucket))
+        store = self._stores.get().get(bucket, self._access.obstore)
         options: Any = {"range": (range.start, range.stop)}
         if range.etag:
             options["if_match"] = range.etag
@@ -83,7 +96,7 @@ class ObstoreReader:
             raise
 
     def _renew(self) -> None:
-        self._stores.get().clear()
+        self._stores.forget()
 
     def __reduce__(self) -> tuple[type[ObstoreReader], tuple[S3Access]]:
         return type(self), (self._access,)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bucketfeed.errors import BucketfeedError
-from bucketfeed.store.faults import Fault, fault_of, our_error
+from bucketfeed.store.faults import Fault, fault_of, our_error, said_by
 from bucketfeed.store.ranges import Counter
 
 _log = logging.getLogger(__name__)
@@ -64,6 +64,6 @@ class Retry:
                 if fault is not Fault.PASSING or tries >= self.max_tries or late:
                     raise our_error(e, what, etag=etag, tries=tries) from e
                 if tries == 3:
-                    _log.warning("%s: failed %d times, trying on: %s", what, tries, str(e)[:200])
+                    _log.warning("%s: failed %d times, trying on: %s", what, tries, said_by(e))
                 counter.add(retries=1)
                 time.sleep(wait)
