@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -409,3 +412,24 @@ class _KillsOnce(_FailsOnce):
 def test_a_topology_or_collate_of_another_kind_is_refused_by_name(tars: bf.MapDataset, wrong: dict[str, object]):
     with pytest.raises(bf.errors.ConfigError, match=f"{next(iter(wrong))} must be"):
         bf.Loader(tars, 16, **wrong)
+
+
+def test_workers_end_when_their_loaders_process_is_killed(tmp_path: Path):
+    write_tars(tmp_path / "tars")
+    program = tmp_path / "loads.py"
+    program.write_text(
+        "import os, sys, bucketfeed as bf\n"
+        "def pid(sample):\n"
+        "    return {**sample, 'pid': os.getpid()}\n"
+        "loader = bf.Loader(bf.open_dataset(sys.argv[1], cache=None, decode=pid), 16, num_workers=1)\n"
+        "print(int(next(iter(loader))['pid'][0]), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    arguments = [sys.executable, str(program), str(tmp_path / "tars")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        ended, _, _ = select.select([worker], [], [], 20)
+        os.close(worker)
+    assert ended == [worker]

@@ -230,7 +230,7 @@ def test_an_audit_needs_keys_and_says_so(training: Make) -> None:
 def test_a_run_that_waited_for_its_data_is_told_so(training: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         training("a").run(epochs=1)
-    assert "of the time spent waiting" in caplog.text
+    assert "of the time waiting for data" in caplog.text
 
 
 def test_a_run_closes_what_it_has_written_and_the_samples_it_has_read(training: Make) -> None:

@@ -157,6 +157,7 @@ def open_dataset(
     cache: DiskCache | Literal["auto"] | None = "auto",
     storage_options: dict[str, Any] | None = None,
     index: Index | str | os.PathLike[str] | None = None,
+    progress: bool = True,
 ) -> MapDataset:
     """Return the samples under `url` as a data set with `len` and random access.
 
@@ -172,6 +173,7 @@ def open_dataset(
         storage_options: as fsspec spells them for the URL's file system (key, secret, token, anon, profile,
             endpoint_url, requester_pays, ...); without them the environment, profile or instance role is used.
         index: an `Index`, or the path where to keep the index instead of the cache folder.
+        progress: show bars where listing or indexing takes longer than a second.
 
     Raises: `NotFoundError`, `AccessError`, `FormatError`, `ConfigError`, `CacheError`.
     """
@@ -182,10 +184,17 @@ def open_dataset(
     reader, kept, folder = _opened(os.fspath(url), cache, storage_options)
     if isinstance(index, Index):
         return MapDataset(index, reader, decode)
-    manifest = Manifest.from_url(os.fspath(url), storage_options=storage_options, folder=folder, progress=True)
+    manifest = Manifest.from_url(os.fspath(url), storage_options=storage_options, folder=folder, progress=progress)
     named = detect(manifest) if format == "auto" else format
     path = None if index is None else Path(index)
-    built = build_index(manifest, named, reader, cache=kept, folder=folder, path=path, chunk_bytes=CHUNK_BYTES)
+    built = build_index(
+        *(manifest, named, reader),
+        cache=kept,
+        folder=folder,
+        path=path,
+        chunk_bytes=CHUNK_BYTES,
+        progress=progress,
+    )
     if kept is not None:
         kept.indexed()
     return MapDataset(built, reader, decode)

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 # Each held chunk is an open file where there is a cache: stay far below the usual limit of 1,024 a process.
 _MAX_CHUNKS = 256
 _MAX_PLANNED = 512  # batches: bounds the plan itself where samples are tiny
-_MAX_NEXT_EPOCH = 16  # batches read for an epoch that has not begun: it may never do so
+_MAX_NEXT_EPOCH = 4  # batches read for an epoch that has not begun: it may never do so, and requests cost money
 _FETCHING_BYTES = 64 << 20  # in flight at a time; 16 chunks of 4 MiB were best (docs/decisions/0002)
 _FIRST_SHARE = 4
 _SAY_SECONDS = 60.0  # a loop that waits this long is told what for

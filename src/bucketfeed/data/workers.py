@@ -9,9 +9,12 @@ from __future__ import annotations
 import io
 import itertools
 import multiprocessing
+import os
 import pickle
 import random
+import select
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +42,7 @@ class WorkerFeed:
         context.set_forkserver_preload(["bucketfeed.data.workers"])
         self._start = context.Array("q", 2)
         self._loader = DataLoader(
-            _WorkerStream(cloudpickle.dumps(task), self._start),
+            _WorkerStream(cloudpickle.dumps(task), self._start, os.getpid()),
             batch_size=None,
             num_workers=num_workers,
             multiprocessing_context=context,
@@ -84,13 +87,15 @@ class WorkerFeed:
 class _WorkerStream(IterableDataset[bytes]):
     """The dataset inside a worker: endless pickled batches from the start that the loader last set."""
 
-    def __init__(self, payload: bytes, start: SynchronizedArray[int]) -> None:
+    def __init__(self, payload: bytes, start: SynchronizedArray[int], owner: int) -> None:
         self._payload = payload
+        self._owner = owner
         self._start = start
         self._task: Task | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         if self._task is None:
+            threading.Thread(target=_end_with, args=(self._owner,), daemon=True).start()
             self._task = cloudpickle.loads(self._payload)
             self._payload = b""
         task = self._task
@@ -116,6 +121,17 @@ class _WorkerStream(IterableDataset[bytes]):
                 counted = now
         finally:
             pipeline.close()
+
+
+def _end_with(owner: int) -> None:
+    """End this process when its loader's process ends in any way: torch watches the forkserver, which stays."""
+    try:
+        select.select([os.pidfd_open(owner)], [], [])
+    except ProcessLookupError:
+        pass  # it has ended already
+    except (AttributeError, OSError):  # not every kernel can tell
+        return
+    os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ _KIND: dict[type, str] = {str: "string", bool: "truth value", int: "whole number
 _REMEDY = {
     "fingerprint": "the data set was changed since, or is another one: resume with the data it was saved with",
     "length": "the data set was changed since, or is another one: resume with the data it was saved with",
-    "seed": "make the Loader with the saved seed",
+    "seed": "make the Loader (or start train.py) with the saved seed",
     "streams": "make the Loader with the saved streams",
     "chunk_bytes": "make the Loader with the saved chunk_bytes",
     "shuffle": "make the Loader with the saved shuffle",

@@ -111,7 +111,9 @@ class RunData:
         cache: DiskCache | Literal["auto"] = "auto"
         if config.cache_dir is not None or config.cache_limit is not None:
             cache = DiskCache(config.cache_dir, config.cache_limit)
-        return open_dataset(url, format=config.format, cache=cache, storage_options=config.storage_options)
+        return open_dataset(
+            url, format=config.format, cache=cache, storage_options=config.storage_options, progress=config.progress
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ _NUMBER = r"([0-9.]+(?:e[+-]?[0-9]+)?)"
 METRICS = {
     "train:loss": rf"epoch [0-9]+: train loss {_NUMBER}",
     "train:samples_per_second": rf"epoch [0-9]+: train .*, {_NUMBER} samples/s",
-    "train:wait_percent": rf"epoch [0-9]+: train .*: {_NUMBER} % of the time spent waiting",
+    "train:wait_percent": rf"epoch [0-9]+: train .* samples/s, {_NUMBER} % of the time waiting for data",
     "test:loss": rf"epoch [0-9]+: test loss {_NUMBER}",
     "test:accuracy": rf"epoch [0-9]+: test .*accuracy {_NUMBER}",
 }
@@ -20,10 +20,10 @@ _STALLED = 0.05  # of the time
 
 def epoch_line(epoch: int, loss: float | None, samples_per_second: float, wait_share: float) -> str:
     """Return what is said of an epoch of training, with a verdict on who waited for whom."""
-    verdict = "data kept up" if wait_share < _STALLED else "training waited for data"
+    verdict = "it kept up" if wait_share < _STALLED else "it is the bottleneck"
     return (
-        f"epoch {epoch}: train {_loss(loss)}, {samples_per_second:.1f} samples/s; "
-        f"{verdict}: {100 * wait_share:.1f} % of the time spent waiting"
+        f"epoch {epoch}: train {_loss(loss)}, {samples_per_second:.1f} samples/s, "
+        f"{100 * wait_share:.1f} % of the time waiting for data: {verdict}"
     )
 
 

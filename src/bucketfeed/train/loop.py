@@ -92,6 +92,11 @@ class _Run:
         self.checkpoints = _checkpoints(config) if ranks.is_first else None
         # Read once, by rank 0: the folder may be another one on each node.
         state = ranks.from_first(self._newest)
+        left_out = len(self.data.train) - len(self.loader) * config.batch_size * topology.world_size
+        if left_out and ranks.is_first:
+            _log.info(
+                "%d of %d samples fill no batch and are left out, others in each epoch", left_out, len(self.data.train)
+            )
         self.steps = 0
         self.accuracy: float | None = None
         self.told = self.loader.stats()  # up to the last report; reading ahead goes on between epochs
