@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -433,3 +436,74 @@ def test_workers_end_when_their_loaders_process_is_killed(tmp_path: Path):
         ended, _, _ = select.select([worker], [], [], 20)
         os.close(worker)
     assert ended == [worker]
+
+
+def test_local_tars_written_anew_in_the_same_size_are_indexed_anew(tmp_path: Path):
+    cache = bf.DiskCache(tmp_path / "cache", "100MB")
+
+    def written(names: list[str]) -> bf.MapDataset:
+        with tarfile.open(tmp_path / "new.tar", "w") as tar:
+            for name in names:
+                member = tarfile.TarInfo(f"{name}.bin")
+                member.size = 3
+                tar.addfile(member, io.BytesIO(name.encode() * 3))
+        os.replace(tmp_path / "new.tar", tmp_path / "tars" / "a.tar")
+        return bf.open_dataset(tmp_path / "tars", cache=cache)
+
+    (tmp_path / "tars").mkdir()
+    for names in (["a", "b"], ["p", "q", "r", "s"], ["t"]):
+        dataset = written(names)
+        assert [dataset[i]["__key__"] for i in range(len(dataset))] == names
+
+
+def test_ranks_that_have_nothing_left_of_an_uneven_epoch_stay_in_it(raw: bf.MapDataset):
+    state = bf.Loader(raw, 7, tail="uneven").state_dict() | {"position": SAMPLES - 1}
+    seen = []
+    for rank in range(3):
+        loader = bf.Loader(raw, 7, tail="uneven", topology=bf.Topology(rank, 3))
+        loader.load_state_dict(state)
+        assert loader.epoch == 0
+        seen.append(flat(keys(loader)))
+        assert loader.epoch == 1
+    assert [len(part) for part in seen] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_that_raises_stop_iteration_is_an_error_not_an_end(tars: bf.MapDataset, num_workers: int):
+    def collate(samples: list[dict[str, object]]) -> object:
+        return next(iter([])) if samples[0]["__key__"] == "00032" else samples
+
+    loader = bf.Loader(tars, 16, num_workers=num_workers, collate=collate)
+    with pytest.raises(RuntimeError, match="collate raised StopIteration"):
+        list(loader)
+    loader.close()
+
+
+def test_a_loader_that_is_closed_while_a_loop_waits_ends_the_loop(tars: bf.MapDataset):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(sample: dict[str, object]) -> dict[str, object]:
+        entered.set()
+        go_on.wait(30)
+        return sample
+
+    tars.decode = slow
+    loader = bf.Loader(tars, 16)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(lambda: next(iter(loader)))
+        assert entered.wait(30)
+        loader.close()
+        with pytest.raises(bf.errors.BucketfeedError, match="closed while"):
+            waits.result(timeout=20)
+        go_on.set()
+
+
+def test_numbers_of_numpy_are_as_good_as_pythons(tars: bf.MapDataset):
+    topology = bf.Topology(np.int64(0), np.int32(1))
+    loader = bf.Loader(tars, np.int64(16), seed=np.int64(3), streams=np.int64(4), topology=topology, shuffle=True)
+    loader.epoch = np.int64(2)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["epoch"], state["position"], state["seed"]) == (2, 16, 3)
+    with pytest.raises(bf.errors.ConfigError, match="shuffle must be"):
+        bf.Loader(tars, 16, shuffle="no")

@@ -86,16 +86,18 @@ class Loader:
             raise ConfigError(f"collate must be a function of a list of samples, or None, not {collate!r}")
         chunk = CHUNK_BYTES if chunk_bytes is None else parse_size(chunk_bytes, "chunk_bytes")
         ahead = READ_AHEAD_BYTES if read_ahead_bytes is None else parse_size(read_ahead_bytes, "read_ahead_bytes")
-        whole("batch_size", batch_size, 1)
-        whole("num_workers", num_workers, 0)
-        whole("seed", seed, 0)
-        whole("chunk_bytes", chunk, 1)
-        whole("streams", STREAMS if streams is None else streams, 1)
+        batch_size = whole("batch_size", batch_size, 1)
+        num_workers = whole("num_workers", num_workers, 0)
+        seed = whole("seed", seed, 0)
+        chunk = whole("chunk_bytes", chunk, 1)
+        streams = whole("streams", STREAMS if streams is None else streams, 1)
+        if not isinstance(shuffle, bool):
+            raise ConfigError(f"shuffle must be True or False, not {shuffle!r}")
         if num_threads is None:
             # Without a decode function there is little but Python to run, and threads would only wait for each other.
             alone = num_workers or dataset.decode is None
             num_threads = 1 if alone else min(_MAX_THREADS, os.cpu_count() or 1)
-        whole("num_threads", num_threads, 1)
+        num_threads = whole("num_threads", num_threads, 1)
         self.dataset = dataset
         self.batch_size = batch_size
         self._plan = Plan(
@@ -107,7 +109,7 @@ class Loader:
             tail=tail,
             shuffle=shuffle,
             seed=seed,
-            streams=STREAMS if streams is None else streams,
+            streams=streams,
             chunk_bytes=chunk,
         )
         self._length = len(self._plan.division())  # also checks that there is a batch to give
@@ -135,8 +137,7 @@ class Loader:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        whole("epoch", epoch, 0)
-        self._seek(epoch, 0)
+        self._seek(whole("epoch", epoch, 0), 0)
 
     @property
     def topology(self) -> Topology:
@@ -196,10 +197,10 @@ class Loader:
         """
         cursor = Cursor.from_dict(state)
         cursor.check(self._plan.cursor(0, 0))
-        if len(self._plan.division(cursor.position)):
-            self._seek(cursor.epoch, cursor.position)
-        else:  # taken after the last batch: that epoch is over
+        if self._plan.division(cursor.position).is_over:  # taken after the last batch
             self._seek(cursor.epoch + 1, 0)
+        else:
+            self._seek(cursor.epoch, cursor.position)
 
     def stats(self) -> Stats:
         """Return totals since this loader was made; all its processes counted."""

@@ -21,6 +21,7 @@ from bucketfeed.cache.extent import AnyExtent
 from bucketfeed.cache.reader import CachedReader, open_extent
 from bucketfeed.data.allocator import keep_freed_memory
 from bucketfeed.data.plan import BatchPlan
+from bucketfeed.errors import BucketfeedError
 from bucketfeed.formats.index import Chunks, Index
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
@@ -141,6 +142,10 @@ class Pipeline:
             idle = [chunk for chunk in self._held.values() if not chunk.users]
             for chunk in idle:
                 self._release(chunk)
+            for job in self._jobs:  # a loop in another thread, or beneath a signal handler, may wait for one
+                if not job.future.done():
+                    job.started = True
+                    job.future.set_exception(BucketfeedError("the Loader was closed while this batch was awaited"))
         self._fetchers.shutdown(wait=False, cancel_futures=True)
         self._decoders.shutdown(wait=False, cancel_futures=True)
 
@@ -287,19 +292,25 @@ class Pipeline:
     # -- decoding: in the decoders' threads
 
     def _build(self, job: _Job) -> None:
-        result, error = None, None
+        result: Any = None
+        error: BaseException | None = None
         try:
             result = self._assemble(job.plan, self._buffers(job))
+        except StopIteration as e:  # it would end the loop's own generator without a word
+            error = RuntimeError(f"collate raised StopIteration in batch {job.plan.number} of epoch {job.plan.epoch}")
+            error.__cause__ = e
         except BaseException as e:
             error = e
         with self._lock:
             self._let_go(job)
             self._pump()
-        # Last, so that the loop finds room made and the next batch begun.
-        if error is None:
-            job.future.set_result(result)
-        else:
-            job.future.set_exception(error)
+            # Last, so that the loop finds room made and the next batch begun.
+            if job.future.done():  # closed meanwhile
+                return
+            if error is None:
+                job.future.set_result(result)
+            else:
+                job.future.set_exception(error)
 
     def _buffers(self, job: _Job) -> list[Buffer]:
         exact = iter(job.exact)

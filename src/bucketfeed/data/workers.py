@@ -31,6 +31,7 @@ from bucketfeed.data.feed import Taken, Task
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.errors import BucketfeedError
 
+_KILLED = "exited unexpectedly"  # what torch says of a worker that is gone
 _PREFETCH = 2  # batches a worker has finished before they are asked for; the pipeline itself reads further ahead
 
 
@@ -56,15 +57,24 @@ class WorkerFeed:
         """Begin at `position` of `epoch`, in the workers that are there already where there are any."""
         with self._start.get_lock():
             self._start[:] = [epoch, position]
+        try:
+            self._batches = self._started()
+        except RuntimeError as e:
+            if _KILLED not in str(e):
+                raise
+            self.close()  # since the last epoch, by a Ctrl-C that reached them too, say: new ones
+            self._batches = self._started()
+
+    def _started(self) -> Iterator[bytes]:
         with _main_module_hidden():
-            self._batches = iter(self._loader)
+            return iter(self._loader)
 
     def __next__(self) -> Taken:
         """Return the next batch, or raise the error that its worker met, with its own type."""
         try:
             taken = pickle.loads(next(self._batches))
         except RuntimeError as e:
-            if "exited unexpectedly" not in str(e):
+            if _KILLED not in str(e):
                 raise
             self.close()
             raise BucketfeedError(

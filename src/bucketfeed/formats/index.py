@@ -56,7 +56,7 @@ class Index:
         self.path = path
         self.fingerprint = _fingerprint(manifest, format)
         self._format = format_named(format)
-        self._rows = None if path is None else _mapped(path, self.fingerprint)
+        self._rows = None if path is None else _mapped(path, _version(manifest, format))
         self._length = len(manifest) if self._rows is None else len(self._rows)
 
     @classmethod
@@ -79,7 +79,7 @@ class Index:
         rows = np.empty((len(shards), 2), "<u8")
         for column, offsets, part in ((0, starts, shards & 0xFFFF), (1, lengths, shards >> 16)):
             rows[:, column] = offsets.astype(np.uint64) | part.astype(np.uint64) << np.uint64(_OFFSET_BITS)
-        head = _HEAD.pack(_MAGIC, _fingerprint(manifest, format).encode(), len(rows))
+        head = _HEAD.pack(_MAGIC, _version(manifest, format).encode(), len(rows))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
@@ -211,7 +211,7 @@ def build_index(
         format: "raw" or "tar".
         reader: reads the objects; its cache, if it has one, is left out, since chunks are cached whole.
         cache: takes the chunks that come by, so that the first epoch need not fetch them again.
-        folder: where the index is kept under its fingerprint; beside the manifest's file where None.
+        folder: where the index is kept under the version of the objects; beside the manifest's file where None.
         path: keeps the index in exactly this file instead; an index of other data there is replaced.
         chunk_bytes: how the data set will be cut into chunks.
         progress: shows a bar on stderr when it takes longer than a second.
@@ -225,12 +225,12 @@ def build_index(
     known = format_named(format)
     if known.scan is None:
         return Index(manifest, format)
-    kept = path or (folder or manifest.path.parent) / f"{_fingerprint(manifest, format)}.idx"
+    kept = path or (folder or manifest.path.parent) / f"{_version(manifest, format)}.idx"
     if path is not None:
         _check_replaceable(path)
     if (found := _existing(kept, manifest, format)) is not None:
         return found
-    with Journal(kept.with_name(kept.name + ".parts"), _fingerprint(manifest, format)) as journal:
+    with Journal(kept.with_name(kept.name + ".parts"), _version(manifest, format)) as journal:
         if (found := _existing(kept, manifest, format)) is None:  # unless one that held the journal has made it
             uncached = reader.inner if isinstance(reader, CachedReader) else reader
             samples = find_samples(
@@ -289,7 +289,17 @@ def _mapped(path: Path, fingerprint: str) -> NDArray[np.uint64]:
 
 
 def _fingerprint(manifest: Manifest, format: str) -> str:
-    text = f"{manifest.fingerprint} {format} {format_named(format).version}"
+    """Return the name of the samples: a copy of a folder has the same."""
+    return _named(manifest.fingerprint, format)
+
+
+def _version(manifest: Manifest, format: str) -> str:
+    """Return the name of the bytes that were indexed: a file written anew has another one, be it of the same size."""
+    return _named(manifest.version, format)
+
+
+def _named(data: str, format: str) -> str:
+    text = f"{data} {format} {format_named(format).version}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -59,6 +59,12 @@ class Division:
         own = max(0, -(-(left - self.topology.rank) // self.topology.world_size))
         return -(-own // self.batch_size)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no rank has anything left: this one alone may have none at an uneven end."""
+        left = self.length - self.start
+        return left < self._global_batch if self.tail == "drop" else left <= 0
+
     def positions(self, batch: int) -> NDArray[np.int64]:
         """Return the global positions of this rank's batch, shape (batch_size,), or less at an uneven end."""
         positions = self._first(batch) + self.topology.world_size * np.arange(self.batch_size)

@@ -28,7 +28,9 @@ class Topology:
     def __post_init__(self) -> None:
         for rank, size in (("rank", "world_size"), ("local_rank", "local_world_size")):
             count = whole(size, getattr(self, size), 1)
-            whole(f"{rank} with {size}={count}", getattr(self, rank), 0, count - 1)
+            own = whole(f"{rank} with {size}={count}", getattr(self, rank), 0, count - 1)
+            object.__setattr__(self, size, count)  # numpy's numbers would not go into JSON
+            object.__setattr__(self, rank, own)
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> Topology:

@@ -50,6 +50,7 @@ class Manifest:
             head = json.loads(self._map[len(_MAGIC) : head_end])
             self.url: str = head["url"]
             self.fingerprint: str = head["fingerprint"]
+            self.version: str = head["version"]
             self.total_bytes: int = head["total_bytes"]
             n, at = head["objects"], _aligned(head_end)
             self.sizes: NDArray[np.uint64] = np.frombuffer(self._map, "<u8", n, at)
@@ -123,11 +124,13 @@ class Manifest:
         if order != list(range(len(sizes))):
             keys, etags, sizes = keys.take(order), etags.take(order), array("Q", map(sizes.__getitem__, order))
         # A copy of a folder is the same data, although its files have other inodes and times.
-        versions = () if root.scheme in _LOCAL_SCHEMES else (etags.ends, etags.text)
+        version = _digest(sizes, keys.ends, keys.text, etags.ends, etags.text)
+        local = root.scheme in _LOCAL_SCHEMES
         head = {
             "url": str(root),
             "objects": len(sizes),
-            "fingerprint": _digest(sizes, keys.ends, keys.text, *versions),
+            "fingerprint": _digest(sizes, keys.ends, keys.text) if local else version,
+            "version": version,
             "total_bytes": sum(sizes),
         }
         start = _MAGIC + json.dumps(head).encode() + b"\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 from bucketfeed.errors import ConfigError
@@ -22,12 +23,12 @@ def parse_size(size: int | str, name: str = "size") -> int:
     >>> parse_size("1.5 GiB")
     1610612736
     """
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
+    if not isinstance(size, str | bool) and hasattr(size, "__index__") and (number := operator.index(size)) >= 0:
+        return number
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match and match[2].lower() in _UNITS:
-        number = float(match[1]) if "." in match[1] else int(match[1])
-        return int(number * _UNITS[match[2].lower()])
+        count = float(match[1]) if "." in match[1] else int(match[1])
+        return int(count * _UNITS[match[2].lower()])
     raise ConfigError(f"{name} must be a number of bytes or text such as '50GB' or '50GiB', not {size!r}")
 
 
