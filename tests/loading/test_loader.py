@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -507,3 +508,32 @@ def test_numbers_of_numpy_are_as_good_as_pythons(tars: bf.MapDataset):
     assert (state["epoch"], state["position"], state["seed"]) == (2, 16, 3)
     with pytest.raises(bf.errors.ConfigError, match="shuffle must be"):
         bf.Loader(tars, 16, shuffle="no")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_worker_killed_in_the_middle_of_a_large_batch_does_not_hang_the_loop(tmp_path: Path, num_workers: int):
+    folder = tmp_path / "large"
+    folder.mkdir()
+    for number in range(32):
+        (folder / f"{number:02}.bin").write_bytes(bytes([number]) * (1 << 20))
+    dataset = bf.open_dataset(folder, cache=None, decode=_with_pid)
+    loader = bf.Loader(dataset, 4, num_workers=num_workers)
+    batches = iter(loader)
+    pids = {int(next(batches)["pid"][0]) for _ in range(num_workers)}
+    deadline = time.monotonic() + 20
+    while not any(_writes_to_a_pipe(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the pipe is full: a batch is 4 MiB
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(bf.errors.BucketfeedError, match="exited unexpectedly"):
+        list(batches)
+    loader.close()
+
+
+def _with_pid(sample: dict[str, object]) -> dict[str, object]:
+    return {**sample, "pid": os.getpid()}
+
+
+def _writes_to_a_pipe(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return any("pipe_write" in (task / "wchan").read_text() for task in tasks)

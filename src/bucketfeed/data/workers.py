@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import multiprocessing
+import multiprocessing.connection
 import os
 import pickle
 import random
@@ -32,6 +33,7 @@ from bucketfeed.data.plan import BatchPlan
 from bucketfeed.errors import BucketfeedError
 
 _KILLED = "exited unexpectedly"  # what torch says of a worker that is gone
+_LOOK_SECONDS = 0.05
 _PREFETCH = 2  # batches a worker has finished before they are asked for; the pipeline itself reads further ahead
 
 
@@ -52,6 +54,7 @@ class WorkerFeed:
             generator=torch.Generator(),  # its draws for worker seeds must not move the training's own generator
         )
         self._batches: Iterator[bytes] = iter(())
+        self._watch: _Watch | None = None
 
     def start(self, epoch: int, position: int) -> None:
         """Begin at `position` of `epoch`, in the workers that are there already where there are any."""
@@ -67,20 +70,27 @@ class WorkerFeed:
 
     def _started(self) -> Iterator[bytes]:
         with _main_module_hidden():
-            return iter(self._loader)
+            batches = iter(self._loader)
+        if self._watch is None:
+            self._watch = _Watch(batches)
+        return batches
 
     def __next__(self) -> Taken:
         """Return the next batch, or raise the error that its worker met, with its own type."""
+        error: Exception | None = None
         try:
             taken = pickle.loads(next(self._batches))
-        except RuntimeError as e:
-            if _KILLED not in str(e):
-                raise
+        except Exception as e:
+            error = e
+        # What comes after a worker was lost may be torn: none of it is used.
+        if (self._watch is not None and self._watch.lost) or (error is not None and _KILLED in str(error)):
             self.close()
             raise BucketfeedError(
-                f"{e}: something killed it, most often the kernel for want of memory; try fewer num_workers, or none, "
-                "or a smaller read_ahead_bytes"
-            ) from e
+                "a worker process exited unexpectedly: something killed it, most often the kernel for want of memory; "
+                "try fewer num_workers, or none, or a smaller read_ahead_bytes"
+            ) from error
+        if error is not None:
+            raise error
         if isinstance(taken, BucketfeedError):
             raise taken
         assert isinstance(taken, Taken)
@@ -89,9 +99,40 @@ class WorkerFeed:
     def close(self) -> None:
         """End the workers."""
         self._batches = iter(())
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         iterator, self._loader._iterator = self._loader._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+class _Watch:
+    """Looks out for workers that are killed, from a thread of its own.
+
+    One that is killed in the middle of a batch leaves half a message in the pipe, and the loop in a read without end,
+    for this process has the writing end open as well. Zeros complete the message; nothing that comes then is used.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self.lost = False
+        self._stopped = threading.Event()
+        self._sentinels = [worker.sentinel for worker in batches._workers]
+        self._writer = batches._worker_result_queue._writer.fileno()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """End looking: the workers are about to be ended."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            if multiprocessing.connection.wait(self._sentinels, timeout=_LOOK_SECONDS):
+                break
+        while not self._stopped.wait(_LOOK_SECONDS):
+            self.lost = True
+            while not self._stopped.is_set() and select.select([], [self._writer], [], 0)[1]:
+                os.write(self._writer, bytes(select.PIPE_BUF))
 
 
 class _WorkerStream(IterableDataset[bytes]):
