@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SAMPLES, flat, keys, payload, write_raw, write_tars
+from decodes import FailsOnce, KillsOnce, with_pid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -369,7 +370,7 @@ def test_a_cache_of_half_the_data_is_hit_by_half_in_new_orders(tmp_path: Path, m
 def test_a_batch_that_failed_comes_when_the_loop_goes_on_at_its_place(
     tars: bf.MapDataset, tmp_path: Path, num_workers: int
 ):
-    tars.decode = _FailsOnce(tmp_path / "failed", "00050")
+    tars.decode = FailsOnce(tmp_path / "failed", "00050")
     loader = bf.Loader(tars, batch_size=16, num_workers=num_workers)
     seen: list[str] = []
     with pytest.raises(bf.errors.DecodeError, match="00050"):
@@ -381,35 +382,16 @@ def test_a_batch_that_failed_comes_when_the_loop_goes_on_at_its_place(
     loader.close()
 
 
-class _FailsOnce:
-    def __init__(self, mark: Path, key: str) -> None:
-        self.mark, self.key = mark, key
-
-    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        if str(sample["__key__"]).endswith(self.key) and not self.mark.exists():
-            self.mark.touch()
-            raise ValueError("the first time")
-        return sample
-
-
 def test_a_worker_that_was_killed_is_an_error_that_says_what_to_do_and_the_loader_goes_on(
     tars: bf.MapDataset, tmp_path: Path
 ):
-    tars.decode = _KillsOnce(tmp_path / "killed", "00050")
+    tars.decode = KillsOnce(tmp_path / "killed", "00050")
     loader = bf.Loader(tars, batch_size=16, num_workers=1)
     with pytest.raises(bf.errors.BucketfeedError, match=r"exited unexpectedly.*fewer num_workers"):
         list(loader)
     loader.load_state_dict(loader.state_dict())
     assert sum(len(batch["__key__"]) for batch in loader) >= 80
     loader.close()
-
-
-class _KillsOnce(_FailsOnce):
-    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        if str(sample["__key__"]).endswith(self.key) and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return sample
 
 
 @pytest.mark.parametrize("wrong", [{"topology": (0, 1)}, {"collate": "stack"}])
@@ -516,7 +498,7 @@ def test_a_worker_killed_in_the_middle_of_a_large_batch_does_not_hang_the_loop(t
     folder.mkdir()
     for number in range(32):
         (folder / f"{number:02}.bin").write_bytes(bytes([number]) * (1 << 20))
-    dataset = bf.open_dataset(folder, cache=None, decode=_with_pid)
+    dataset = bf.open_dataset(folder, cache=None, decode=with_pid)
     loader = bf.Loader(dataset, 4, num_workers=num_workers)
     batches = iter(loader)
     pids = {int(next(batches)["pid"][0]) for _ in range(num_workers)}
@@ -528,10 +510,6 @@ def test_a_worker_killed_in_the_middle_of_a_large_batch_does_not_hang_the_loop(t
     with pytest.raises(bf.errors.BucketfeedError, match="exited unexpectedly"):
         list(batches)
     loader.close()
-
-
-def _with_pid(sample: dict[str, object]) -> dict[str, object]:
-    return {**sample, "pid": os.getpid()}
 
 
 def _writes_to_a_pipe(pid: int) -> bool:
