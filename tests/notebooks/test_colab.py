@@ -227,7 +227,11 @@ class TestTrain:
             colab.train(["--data", str(tmp_path / "nowhere"), "--run-dir", str(tmp_path)], show=lines.append)
         assert "NotFoundError" in lines[-1]
 
-    def test_refused_credentials_point_to_the_sign_in_cell_c106(self, moto_bucket: MotoBucket, tmp_path: Path) -> None:
+    def test_refused_credentials_point_to_the_sign_in_cell_c106(
+        self, moto_bucket: MotoBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
         server = moto_bucket.server.environment
         none = {name: value for name, value in server.items() if "KEY" not in name}
         refused = none | {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}

@@ -48,8 +48,8 @@ def test_lines_that_hold_no_such_number_give_none() -> None:
 
 
 def test_a_stall_is_told_as_one() -> None:
-    assert "training waited for data: 50.0 %" in epoch_line(0, 1.0, 1.0, 0.5)
-    assert "data kept up: 4.9 %" in epoch_line(0, 1.0, 1.0, 0.049)
+    assert "50.0 % of the time waiting for data: it is the bottleneck" in epoch_line(0, 1.0, 1.0, 0.5)
+    assert "4.9 % of the time waiting for data: it kept up" in epoch_line(0, 1.0, 1.0, 0.049)
 
 
 def test_a_long_epoch_has_one_line_a_minute_of_what_was_since_the_last(caplog: pytest.LogCaptureFixture) -> None:
