@@ -18,7 +18,7 @@ _SETTLE_SECONDS = 0.2  # the kernel's own work on what was given back is not the
 
 
 class Ballast:
-    """Memory in use until `drip` gives it back, piece by piece, as fast as others take free memory."""
+    """Memory that its `with` block gives back, piece by piece, as fast as others take free memory."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -29,15 +29,14 @@ class Ballast:
         self._least = _free_bytes()
         self._stopped = threading.Event()
 
-    def drip(self) -> None:
-        """Begin: what was used last is what others get first."""
-        self._keep_free()
+    def __enter__(self) -> Ballast:
+        self._keep_free()  # what was used last is what others get first
         time.sleep(_SETTLE_SECONDS)
         threading.Thread(target=self._run, daemon=True).start()
+        return self
 
-    def close(self) -> None:
-        """Give back the rest."""
-        self._stopped.set()
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()  # the thread gives back the rest
 
     def _run(self) -> None:
         while not self._stopped.wait(_SECONDS):

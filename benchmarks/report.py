@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -81,7 +82,7 @@ def _first_batch(epoch: dict[str, Any]) -> float:
 
 
 # column title, value of an epoch, its format
-_COLUMNS: list[tuple[str, Callable[[dict[str, Any]], float], str]] = [
+COLUMNS: list[tuple[str, Callable[[dict[str, Any]], float], str]] = [
     ("samples/s", _rate, ",.0f"),
     ("first batch, s", _first_batch, ".2f"),
     ("peak PSS, MB", lambda e: e["peak_pss"] / 1e6, ",.0f"),
@@ -96,8 +97,8 @@ def _opening(runs: list[dict[str, Any]]) -> str:
     opened = [run for run in runs if "failed" not in run]
     texts = [f" Failed in round {run['round']}: {run['failed'].splitlines()[-1]}." for run in runs if "failed" in run]
     if opened:
-        seconds = _spread([run["open_seconds"] for run in opened], ".2f")
-        requests = _spread([run["open_requests"] for run in opened], ",.0f")
+        seconds = spread([run["open_seconds"] for run in opened], ".2f")
+        requests = spread([run["open_requests"] for run in opened], ",.0f")
         texts.append(f" Opened (with its imports) in {seconds} s by {requests} requests.")
     return "".join(texts)
 
@@ -110,19 +111,28 @@ def _epoch_table(runs: list[dict[str, Any]], names: list[str], number: int) -> l
     epochs = {name: found for name, found in epochs.items() if found}
     ours = epochs.get("bucketfeed")
     lines = [
-        "| | " + " | ".join(title for title, _, _ in _COLUMNS) + " | bucketfeed is |",
-        "|---" * (len(_COLUMNS) + 2) + "|",
+        "| | " + " | ".join(title for title, _, _ in COLUMNS) + " | bucketfeed is |",
+        "|---" * (len(COLUMNS) + 2) + "|",
     ]
     for name, found in epochs.items():
-        cells = [_spread([value(e) for e in found], shown) for _, value, shown in _COLUMNS]
+        cells = [spread([value(e) for e in found], shown) for _, value, shown in COLUMNS]
         ratio = f"{median(map(_rate, ours)) / median(map(_rate, found)):.2f}x" if ours else ""
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} |")
     return lines
 
 
-def _spread(values: list[float], shown: str) -> str:
+def spread(values: list[float], shown: str) -> str:
+    """Return the median of `values`, and their range where they differ."""
     low, middle, high = (format(v, shown) for v in (min(values), median(values), max(values)))
     return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def save(folder: Path, name: str, results: dict[str, Any], text: str) -> None:
+    """Print the text, and write both to `folder`, as `name`.json and `name`.md."""
+    print(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(text)
 
 
 def _first(path: str, name: str) -> str:

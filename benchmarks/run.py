@@ -51,16 +51,13 @@ def main() -> None:
     if not options.no_memory:
         results["memory"] = memory.measure(work, options.memory_samples, options.epoch_seconds)
     text = report.table(results, size)
-    print(text)
-    folder: Path = options.results
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "loading.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / "loading.md").write_text(text)
-    print(f"benchmarks: saved in {folder}", file=sys.stderr)
+    report.save(options.results, "loading", results, text)
+    print(f"benchmarks: saved in {options.results}", file=sys.stderr)
 
 
-def _arguments() -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that every measurement has: work, results, rounds, latency_ms."""
+    p = argparse.ArgumentParser(prog=prog, description=description)
     p.add_argument(
         "--work",
         type=Path,
@@ -68,6 +65,13 @@ def _arguments() -> argparse.Namespace:
         help="folder for data and caches, reused by later runs (8 GB at full size; default: %(default)s)",
     )
     p.add_argument("--results", type=Path, default=Path(__file__).with_name("results"), help="default: %(default)s")
+    p.add_argument("--rounds", type=int, default=3, help="times that each contestant runs (default: %(default)s)")
+    p.add_argument("--latency-ms", type=float, default=20, help="to the first byte (default: %(default)s)")
+    return p
+
+
+def _arguments() -> argparse.Namespace:
+    p = parser("python -m benchmarks.run", __doc__)
     p.add_argument(
         "--only",
         nargs="+",
@@ -76,8 +80,6 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME",
         help=f"contestants to run, of: {', '.join(CONTESTANTS)}",
     )
-    p.add_argument("--rounds", type=int, default=3, help="times that each contestant runs (default: %(default)s)")
-    p.add_argument("--latency-ms", type=float, default=20, help="to the first byte (default: %(default)s)")
     p.add_argument("--epoch-seconds", type=float, default=120, help="break an epoch off (default: %(default)s)")
     p.add_argument("--samples", type=int, default=Size.samples, help="default: %(default)s")
     p.add_argument("--image-bytes", type=int, default=Size.image_bytes, help="default: %(default)s")
@@ -146,22 +148,19 @@ def contest(name: str, place: Place, work: Path) -> dict[str, Any]:
 def _listen(process: subprocess.Popen[str], lines: list[dict[str, Any]]) -> None:
     assert process.stdout is not None
     assert process.stdin is not None
-    ballast = None
-    for text in process.stdout:
-        if text.startswith("{"):
+    with contextlib.ExitStack() as held:
+        for text in process.stdout:
+            if not text.startswith("{"):
+                continue
             lines.append(json.loads(text))
-            if "phase" in lines[-1]:  # it waits for a line before it begins
-                if ballast is not None:
-                    ballast.close()
-                    ballast = None
-                if lines[-1]["phase"] == "epoch 1":
-                    ballast = Ballast()
-                    ballast.drip()
-                with contextlib.suppress(OSError):
-                    process.stdin.write("go\n")
-                    process.stdin.flush()
-    if ballast is not None:
-        ballast.close()
+            if "phase" not in lines[-1]:
+                continue
+            held.close()
+            if lines[-1]["phase"] == "epoch 1":
+                held.enter_context(Ballast())
+            with contextlib.suppress(OSError):  # it waits for this line before it begins
+                process.stdin.write("go\n")
+                process.stdin.flush()
 
 
 def _watch(process: subprocess.Popen[str], lines: list[dict[str, Any]], deadline: float) -> dict[str, int]:

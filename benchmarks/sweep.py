@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks import report
 from benchmarks.contestants import Place
 from benchmarks.material import Size, make
-from benchmarks.run import contest, warm
+from benchmarks.run import contest, parser, warm
 from benchmarks.server import S3Serve
 
 MIB = 1 << 20
@@ -24,12 +20,7 @@ PAIRS = [(1, 16), (1, 64), (2, 16), (4, 4), (4, 16), (4, 64), (8, 16), (16, 16)]
 
 def main() -> None:
     """Run each pair in turn, several rounds, print a table and save it."""
-    p = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
-    p.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "bucketfeed-benchmarks")
-    p.add_argument("--results", type=Path, default=Path(__file__).with_name("results"), help="default: %(default)s")
-    p.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    p.add_argument("--latency-ms", type=float, default=20, help="to the first byte (default: %(default)s)")
-    options = p.parse_args()
+    options = parser("python -m benchmarks.sweep", __doc__).parse_args()
     work: Path = options.work
     make(work / "objects", Size())
     warm(work / "objects")
@@ -44,22 +35,19 @@ def main() -> None:
                 print(f"{chunk} MiB, {streams} streams: {report.line(run)}", file=sys.stderr)
                 runs.append(run)
     results = {"size": asdict(Size()), "latency_ms": options.latency_ms, "machine": report.machine(), "runs": runs}
-    text = _table(runs)
-    print(text)
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "sweep.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.results / "sweep.md").write_text(text)
+    report.save(options.results, "sweep", results, _table(runs))
 
 
 def _table(runs: list[dict[str, Any]]) -> str:
+    columns = report.COLUMNS[:4]  # speed, first batch, memory, requests
     lines = [
         "# Chunk size and streams",
         "",
         "Cold epochs of the default Loader over tars, as in [loading.md](loading.md). Medians of the rounds (lowest "
         "to highest).",
         "",
-        "| chunk, MiB | streams | samples/s | first batch, s | peak PSS, MB | requests a sample |",
-        "|---|---|---|---|---|---|",
+        f"| chunk, MiB | streams | {' | '.join(title for title, _, _ in columns)} |",
+        "|---" * (len(columns) + 2) + "|",
     ]
     for chunk, streams in PAIRS:
         found = [
@@ -67,18 +55,9 @@ def _table(runs: list[dict[str, Any]]) -> str:
             for run in runs
             if (run["chunk_bytes"], run["streams"]) == (chunk * MIB, streams) and "failed" not in run
         ]
-        cells = [
-            _spread([e["samples"] / e["seconds"] for e in found], ",.0f"),
-            _spread([e["first_batch_seconds"] for e in found], ".2f"),
-            _spread([e["peak_pss"] / 1e6 for e in found], ",.0f"),
-            _spread([e["requests"] / e["samples"] for e in found], ".3f"),
-        ]
+        cells = [report.spread([value(e) for e in found], shown) if found else "failed" for _, value, shown in columns]
         lines.append(f"| {chunk} | {streams} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
-
-
-def _spread(values: list[float], shown: str) -> str:
-    return f"{median(values):{shown}} ({min(values):{shown}} to {max(values):{shown}})" if values else "failed"
 
 
 if __name__ == "__main__":
