@@ -13,6 +13,7 @@ from typing import Any
 
 from bucketfeed.cli import train as train_line
 from bucketfeed.errors import ConfigError
+from bucketfeed.platforms.local import STOPPED
 
 MANUAL = """\
 Train on a Ray cluster, by Ray Train: the same training as train.py, once on each worker. All options that are not below
@@ -112,7 +113,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
     ended = ray.run(train_on_worker, values, place, folder)
     if "stopped" in ended:
         print(f"launch.py: {ended['stopped']}", file=sys.stderr)
-        return train_line.EXIT_STOPPED
+        return STOPPED
     print(json.dumps(ended["result"]))
     return 0
 

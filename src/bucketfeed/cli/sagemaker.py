@@ -12,6 +12,7 @@ from typing import Any
 
 from bucketfeed.cli import train as train_line
 from bucketfeed.errors import ConfigError
+from bucketfeed.platforms.local import STOPPED
 
 MANUAL = """\
 Train on SageMaker, with the same options as train.py: all that are not below go to it (see train.py --help).
@@ -56,7 +57,7 @@ upload: code only. Never .git, environments, data, weights, or what looks like a
 sizes:  times as 90s, 30m, 8h or 2d; --cache-limit and others as train.py has them.
 exit codes: 0 done, or submitted without --wait; 1 the job failed, or AWS refused; 2 wrong options; 75 stopped."""
 
-_NAMES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
 
 
 def add_parser(places: Any) -> None:
@@ -116,7 +117,7 @@ def _add_places(group: Any) -> None:
         "--checkpoint-url", metavar="URL", help="where checkpoints go (default: s3://BUCKET/checkpoints/JOB)"
     )
     group.add_argument(
-        *("--channel",),
+        "--channel",
         action="append",
         default=[],
         type=_pair,
@@ -152,7 +153,7 @@ def _add_network(group: Any) -> None:
 
 def _add_tuning(group: Any) -> None:
     group.add_argument(
-        *("--tune",),
+        "--tune",
         action="append",
         default=[],
         type=_pair,
@@ -309,9 +310,9 @@ def _followed(name: str, session: Any, *, logs: bool, tuning: bool = False) -> i
             ended = follow.follow(name, session=session, say=_say, logs=logs)
     except KeyboardInterrupt:
         _say(f"the job goes on; stop it: launch.py sagemaker --stop {name}")
-        return train_line.EXIT_STOPPED
+        return STOPPED
     _say(f"{name}: {ended.text()}")
-    return {"Completed": 0, "Stopped": train_line.EXIT_STOPPED}.get(ended.status, train_line.EXIT_ERROR)
+    return _exit_code(ended.status)
 
 
 def _run_here(job: Any, tuning: Any, session: Any) -> int:
@@ -337,9 +338,14 @@ def _run_here(job: Any, tuning: Any, session: Any) -> int:
     )
     _say(f"{made.name}: {done.status} after {done.seconds:.0f} s; {done.failure_reason or done.output_url}")
     _say(f"what its hosts had on disk: {folder}")
-    return {"Completed": 0, "Interrupted": train_line.EXIT_STOPPED, "Stopped": train_line.EXIT_STOPPED}.get(
-        done.status, 1
-    )
+    return _exit_code(done.status)
+
+
+def _exit_code(status: str) -> int:
+    """Return what a job's status is for a shell; only one that runs here is ever Interrupted."""
+    if status == "Completed":
+        return 0
+    return STOPPED if status in ("Stopped", "Interrupted") else train_line.EXIT_ERROR
 
 
 def _say(text: str) -> None:
@@ -361,4 +367,4 @@ def _seconds(text: str) -> int:
     match = re.fullmatch(r"(\d+)([smhd]?)", text.strip().lower())
     if match is None:
         raise argparse.ArgumentTypeError(f"must be a time such as 90s, 30m, 8h or 2d, not {text}")
-    return int(match[1]) * _NAMES[match[2]]
+    return int(match[1]) * _UNIT_SECONDS[match[2]]

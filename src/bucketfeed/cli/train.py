@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
+from bucketfeed.platforms.local import STOPPED
+
 EXIT_ERROR = 1
 EXIT_USAGE = 2
-EXIT_STOPPED = 75  # EX_TEMPFAIL: asked to stop, saved; start again to go on
 
 EPILOG = """\
 exit codes: 0 done; 1 an error that the last lines tell; 2 wrong arguments; 75 stopped by SIGTERM or Ctrl-C: the step
@@ -138,7 +139,7 @@ def main(arguments: list[str] | None = None, *, manual: str | None = None) -> in
     except Stopped as e:
         if rank == "0":
             print(f"train.py: {e}", file=sys.stderr)
-        return EXIT_STOPPED
+        return STOPPED
     if rank == "0":
         print(json.dumps(result))
     return 0

@@ -188,7 +188,9 @@ def open_dataset(
     named = detect(manifest) if format == "auto" else format
     path = None if index is None else Path(index)
     built = build_index(
-        *(manifest, named, reader),
+        manifest,
+        named,
+        reader,
         cache=kept,
         folder=folder,
         path=path,

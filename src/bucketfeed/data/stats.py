@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from bucketfeed.store.ranges import Counts
 
+STALLED = 0.05  # share of the time that a loop waits for data, from which on they are its bottleneck
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:

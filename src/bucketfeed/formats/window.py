@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -41,7 +42,7 @@ class Whole:
         return stop <= self._length
 
 
-class Window:
+class Window(ABC):
     """The part of an object that is in memory: grows at its end as views ask, shrinks at its front when released."""
 
     def __init__(self) -> None:
@@ -77,9 +78,9 @@ class Window:
             self._parts.append((self._stop, buffer))
             self._stop += len(buffer)
 
+    @abstractmethod
     def _grow(self, start: int) -> bool:
         """Take in more bytes, of which those before `start` are not needed; False at the end of the object."""
-        raise NotImplementedError
 
 
 class StreamWindow(Window):

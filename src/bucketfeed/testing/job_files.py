@@ -102,8 +102,7 @@ def _parted(url: str) -> tuple[str, str]:
     parsed = parse_url(url)
     if parsed.scheme != "s3":
         raise ConfigError(f"{url} is not in S3, where a job's inputs and outputs are")
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    return bucket, prefix
+    return parsed.bucket, parsed.key
 
 
 def _objects(s3: Any, bucket: str, prefix: str) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from bucketfeed.data.stats import STALLED
+
 _NUMBER = r"([0-9.]+(?:e[+-]?[0-9]+)?)"
 
 METRICS = {
@@ -15,12 +17,10 @@ METRICS = {
 }
 """Names of what a run logs, each with a regular expression whose one group is the value, as CloudWatch takes them."""
 
-_STALLED = 0.05  # of the time
-
 
 def epoch_line(epoch: int, loss: float | None, samples_per_second: float, wait_share: float) -> str:
     """Return what is said of an epoch of training, with a verdict on who waited for whom."""
-    verdict = "it kept up" if wait_share < _STALLED else "it is the bottleneck"
+    verdict = "it kept up" if wait_share < STALLED else "it is the bottleneck"
     return (
         f"epoch {epoch}: train {_loss(loss)}, {samples_per_second:.1f} samples/s, "
         f"{100 * wait_share:.1f} % of the time waiting for data: {verdict}"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bucketfeed.data.stats import STALLED
 from bucketfeed.errors import ConfigError
 
-_STALLED = 0.05  # of the time; as training's own lines say it
 _TRAIN, _TEST = "#3b6fb6", "#e08a2e"
 _DPI = 110
 
@@ -76,7 +76,7 @@ def verdict(run_dir: Path) -> str:
         return "No epoch is finished yet."
     share, hits, misses = (trained[-1][name] for name in ("wait_share", "cache_hits", "cache_misses"))
     told = f"{share:.1%} of the last epoch was spent waiting for data"
-    if share < _STALLED:
+    if share < STALLED:
         return f"Data kept up: {told}."
     if misses > hits:
         return (

@@ -18,8 +18,7 @@ Source = Literal["demo", "s3", "gcs"]
 
 _SCHEMES = {"demo": "s3://", "s3": "s3://", "gcs": "gs://"}
 
-_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-_MORE_KEYS = ("AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+_NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _AS_OPTIONS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -125,11 +124,11 @@ def _secrets() -> dict[str, str]:
     from google.colab import userdata
 
     found = {}
-    for name in (*_KEYS, *_MORE_KEYS):
+    for name in _AS_OPTIONS:
         value = _secret(userdata.get, userdata.SecretNotFoundError, userdata.NotebookAccessError, name)
         if value:
             found[name] = value
-    missing = [name for name in _KEYS if name not in found and name not in os.environ]
+    missing = [name for name in _NEEDED if name not in found and name not in os.environ]
     if missing:
         raise AccessError(
             f"not signed in to S3: no secret {' and no secret '.join(missing)}; add them by the key symbol on the "

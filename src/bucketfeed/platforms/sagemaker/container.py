@@ -22,15 +22,14 @@ from typing import Any
 from bucketfeed.errors import BucketfeedError, ConfigError
 from bucketfeed.platforms.local import STOPPED, TRAIN
 from bucketfeed.platforms.sagemaker import disks, hyperparameters
+from bucketfeed.platforms.sagemaker.job import PROCESSES, SDK_CHANNELS
 from bucketfeed.platforms.sagemaker.spawn import Ended, run_ranks
 
 _log = logging.getLogger(__name__)
 
 ROOT = "/opt/ml"
-PROCESSES = "BUCKETFEED_NPROC_PER_NODE"
 _PORT = 7777  # which SageMaker leaves open between the hosts of a job
 _WARM_POOL = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"  # outlives the job, where the job runs in a warm pool
-_SDK_CHANNELS = frozenset({"code", "sm_drivers", "recipe"})
 _REASON = 1024  # characters of /opt/ml/output/failure that DescribeTrainingJob shows
 # A host whose ranks only lost the others lets the host with the true error end first: the job takes its reason.
 _AFTER_YOU_SECONDS = 15.0
@@ -134,7 +133,7 @@ def _cache_folder(volume: disks.Volume, root: Path, environment: Mapping[str, st
 def _with_channels(options: dict[str, Any], root: Path) -> dict[str, Any]:
     config = root / "input/config/inputdataconfig.json"
     channels = _json(config) if config.exists() else {}
-    own = {name: about for name, about in channels.items() if name not in _SDK_CHANNELS}
+    own = {name: about for name, about in channels.items() if name not in SDK_CHANNELS}
     for option in ("data", "test-data"):
         if options.get(option) in own:
             mode = own[options[option]].get("TrainingInputMode", "File")

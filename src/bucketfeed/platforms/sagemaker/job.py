@@ -16,8 +16,8 @@ _LONGEST_RUN = 28 * 24 * 3600  # seconds, SageMaker's bound
 _LONGEST_POOL = 3600
 _STAMP = 16  # characters that SageMaker's SDK appends to a name, and some more
 _CHANNEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED_CHANNELS = {"code", "sm_drivers", "recipe"}
-_OWN_ENVIRONMENT = "BUCKETFEED_NPROC_PER_NODE"
+SDK_CHANNELS = frozenset({"code", "sm_drivers", "recipe"})
+PROCESSES = "BUCKETFEED_NPROC_PER_NODE"  # the variable that tells the container what `Job.processes` is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ class Job:
             )
         if self.source is not None and not self.source.is_dir():
             raise ConfigError(f"--source {self.source} is no folder; name the one that holds your modules")
-        if _OWN_ENVIRONMENT in self.environment:
-            raise ConfigError(f"the variable {_OWN_ENVIRONMENT} is set by --nproc-per-node; give that instead")
+        if PROCESSES in self.environment:
+            raise ConfigError(f"the variable {PROCESSES} is set by --nproc-per-node; give that instead")
 
     def _check_names(self) -> None:
         longest = 63 - _STAMP
@@ -101,7 +101,7 @@ class Job:
                 raise ConfigError(f"{option} must be an s3:// URL, for SageMaker writes nowhere else, not {url}")
         for name, url in self.channels.items():
             # The SDK's script makes a shell variable of the name.
-            if not _CHANNEL.fullmatch(name) or name in _RESERVED_CHANNELS:
+            if not _CHANNEL.fullmatch(name) or name in SDK_CHANNELS:
                 raise ConfigError(
                     f"--channel {name}: a channel's name is letters, digits and _, and none of SageMaker's own"
                 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from bucketfeed.errors import ConfigError
 from bucketfeed.platforms.sagemaker import hyperparameters
-from bucketfeed.platforms.sagemaker.job import Job
+from bucketfeed.platforms.sagemaker.job import PROCESSES, Job
 from bucketfeed.platforms.sagemaker.source import REQUIREMENTS, START, Source, pack
 from bucketfeed.platforms.sagemaker.tuning import Tuning
 
@@ -29,6 +29,7 @@ _CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"Tele
 _OPERATIONS = {"CreateTrainingJob": "TrainingJobName", "CreateHyperParameterTuningJob": "HyperParameterTuningJobName"}
 _TALKATIVE = ("sagemaker", "sagemaker.config", "sagemaker.core", "sagemaker.train", "sagemaker.telemetry", "botocore")
 _NEWEST_OF = "pytorch"
+_DATA = ("data", "test-data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,6 @@ def plan(job: Job, tuning: Tuning | None = None, *, now: datetime | None = None)
     with _quiet_sdk():
         made.run()
     return Plan(made.operation, made.request, tuple(made.uploads), source)
-
-
-_DATA = ("data", "test-data")
 
 
 def check_sdk() -> None:
@@ -239,7 +237,7 @@ class _Made:
             output_data_config=OutputDataConfig(s3_output_path=job.outputs, kms_key_id=job.kms_key),
             checkpoint_config=None if self.tuning else CheckpointConfig(s3_uri=job.checkpoints(self.name)),
             input_data_config=[Channel(**_channel(name, url)) for name, url in job.channels.items()],
-            environment={"BUCKETFEED_NPROC_PER_NODE": str(job.processes), "PYTHONUNBUFFERED": "1", **job.environment},
+            environment={PROCESSES: str(job.processes), "PYTHONUNBUFFERED": "1", **job.environment},
             hyperparameters=hyperparameters.encode(job.hyperparameters),
             tags=[Tag(key=key, value=value) for key, value in job.tags.items()] or None,
         )

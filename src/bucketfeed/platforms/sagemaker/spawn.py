@@ -106,13 +106,13 @@ def _passing_on(ranks: list[Rank]) -> Iterator[list[int]]:
     told: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if not told:
-            _log.warning("%s: training stops at its next step and saves", signal.Signals(number).name)
-            signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
         told.append(number)
+        if len(told) > 1:
+            return
+        _log.warning("%s: training stops at its next step and saves", signal.Signals(number).name)
+        signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
         for rank in ranks:
-            if len(told) == 1:
-                rank.kill(signal.SIGTERM)
+            rank.kill(signal.SIGTERM)
 
     def end(number: int, frame: FrameType | None) -> None:
         for rank in ranks:

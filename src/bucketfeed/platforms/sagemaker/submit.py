@@ -79,7 +79,7 @@ def preflight(job: Job, session: Any) -> list[str]:
                 f"{option} {url} lies in {region}, the job runs in {job.region}: reading is slow and costs transfer; "
                 f"give --region {region}"
             )
-    found += _role_reads(job, session)
+    _check_role(job, session)
     return found
 
 
@@ -92,7 +92,7 @@ def _region(s3: Any, bucket: str, option: str) -> str | None:
             head = s3.head_bucket(Bucket=bucket)
     except NotFoundError:
         raise
-    except (AccessError, BucketfeedError) as e:
+    except BucketfeedError as e:
         headers: Mapping[str, str] = {}
         if isinstance(e.__cause__, ClientError):
             headers = e.__cause__.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -101,14 +101,14 @@ def _region(s3: Any, bucket: str, option: str) -> str | None:
     return None if region is None else str(region)
 
 
-def _role_reads(job: Job, session: Any) -> list[str]:
-    """Ask IAM whether the role may read data and write results; silent where that may not be asked."""
+def _check_role(job: Job, session: Any) -> None:
+    """Raise `AccessError` where IAM says that the role may not read data or write results, if that may be asked."""
     from botocore.config import Config
 
     wanted = [("s3:GetObject", f"{job.hyperparameters.get('data', '')}".rstrip("/") + "/x", "data")]
     wanted += [("s3:PutObject", job.outputs.rstrip("/") + "/x", "outputs")]
     if os.environ.get("SAGEMAKER_VALIDATE_ROLE", "").lower() in ("false", "0", "no"):  # which the SDK reads too
-        return []
+        return
     iam = session.client("iam", config=Config(retries={"total_max_attempts": 2}))
     denied = []
     for action, url, what in wanted:
@@ -125,7 +125,7 @@ def _role_reads(job: Job, session: Any) -> list[str]:
             raise NotFoundError(f"the role {job.role} does not exist; see infra/README.md for one that fits") from e
         except BucketfeedError as e:
             _log.debug("%s", e)
-            return []
+            return
         decisions = {result["EvalDecision"] for result in reply.get("EvaluationResults", [])}
         if decisions - {"allowed"}:
             denied.append(f"the role {job.role} has no {action} for the {what}, {url[:-1]}")
@@ -134,7 +134,6 @@ def _role_reads(job: Job, session: Any) -> list[str]:
             f"{'; '.join(denied)}; give it the permission (infra/README.md), or name another --role; "
             "where a bucket's own policy allows it, which IAM does not tell, set SAGEMAKER_VALIDATE_ROLE=false"
         )
-    return []
 
 
 def upload(made: plan.Plan, session: Any, kms_key: str | None = None) -> None:
