@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts import Runs, tar
+from pictures import picture_tar
+from scripts import Runs
 
 from bucketfeed.testing.moto import MotoBucket
 
@@ -14,6 +15,6 @@ from bucketfeed.testing.moto import MotoBucket
 def runs(moto_bucket: MotoBucket, tmp_path: Path) -> Runs:
     """128 samples to train on in 4 tars, 21 to test on."""
     for shard in range(4):
-        moto_bucket.put(f"train/{shard}.tar", tar(range(32 * shard, 32 * (shard + 1)), seed=shard))
-    moto_bucket.put("test/0.tar", tar(range(21), seed=99))
+        moto_bucket.put(f"train/{shard}.tar", picture_tar(range(32 * shard, 32 * (shard + 1)), seed=shard))
+    moto_bucket.put("test/0.tar", picture_tar(range(21), seed=99))
     return Runs(moto_bucket, tmp_path)

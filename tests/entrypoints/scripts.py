@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from PIL import Image
 
 from bucketfeed.platforms.local import train_command
 from bucketfeed.testing.moto import MotoBucket
@@ -73,18 +68,3 @@ class Runs:
     def taken(self, rank: int) -> list[tuple[int, int]]:
         """Epoch and position after each batch that a rank has trained on."""
         return [(r["epoch"], r["position"]) for r in read_records(self.run_dir / f"audit-rank{rank:05}.jsonl")]
-
-
-def tar(samples: range, seed: int) -> bytes:
-    draw = np.random.default_rng(seed)
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for number in samples:
-            png = io.BytesIO()
-            pixels = draw.integers(0, 60, (8, 8, 3)) + 90 * (number % 3)
-            Image.fromarray(pixels.astype(np.uint8)).save(png, "PNG")
-            for field, data in (("png", png.getvalue()), ("cls", str(number % 3).encode())):
-                member = tarfile.TarInfo(f"{number:04}.{field}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()

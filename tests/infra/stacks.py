@@ -21,6 +21,7 @@ INFRA = Path(__file__).parents[2] / "infra"
 TEMPLATE = INFRA / "training.yaml"
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0e1f"
 BUCKET = "photos"
 NAME = "bucketfeed"
 

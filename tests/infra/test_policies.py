@@ -16,9 +16,9 @@ from moto.core.authorization import ActionAuthenticatorMixin
 from stacks import (
     ACCOUNT,
     BUCKET,
+    KEY,
     REGION,
     Stack,
-    account,
     allowed,
     client,
     deploy,
@@ -29,16 +29,9 @@ from stacks import (
 
 from bucketfeed.platforms.sagemaker.job import Job
 
-KEY = f"arn:aws:kms:us-east-1:{ACCOUNT}:key/0e1f"
 LOGS = f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:/aws/sagemaker/TrainingJobs"
 OTHERS = "other-peoples-photos"
 SAGEMAKER = "sagemaker.amazonaws.com"
-
-
-@pytest.fixture(autouse=True)
-def mocked_account() -> Iterator[None]:
-    with account():
-        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,7 @@ import yaml
 from botocore.exceptions import ClientError
 from cfnlint.api import lint_file
 from cfnlint.config import ManualArgs
-from stacks import ACCOUNT, BUCKET, INFRA, NAME, TEMPLATE, Stack, account, client, deploy, template
-
-KEY = f"arn:aws:kms:us-east-1:{ACCOUNT}:key/0e1f"
-
-
-@pytest.fixture(autouse=True)
-def mocked_account() -> Iterator[None]:
-    with account():
-        yield
+from stacks import ACCOUNT, BUCKET, INFRA, KEY, NAME, TEMPLATE, Stack, client, deploy, template
 
 
 @pytest.fixture

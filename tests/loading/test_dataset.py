@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SAMPLES, payload, write_raw, write_tars
+from written import SAMPLES, payload, write_raw, write_tars
 
 import bucketfeed as bf
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SAMPLES, flat, keys, payload, write_raw, write_tars
 from decodes import FailsOnce, KillsOnce, with_pid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from written import SAMPLES, flat, keys, payload, write_raw, write_tars
 
 import bucketfeed as bf
 from bucketfeed.testing.readers import FailingReader

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import payload
 from torch.utils.data import DataLoader, Subset
+from written import payload
 
 import bucketfeed as bf
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import SAMPLES, payload, write_tars
 from torch.utils.data import DataLoader
+from written import SAMPLES, payload, write_tars
 
 import bucketfeed as bf
 

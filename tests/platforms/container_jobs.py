@@ -8,9 +8,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from pictures import picture_tar
 
 import bucketfeed
 from bucketfeed.errors import ConfigError
@@ -21,22 +20,6 @@ from bucketfeed.testing.moto import MotoBucket
 SAMPLES = 96
 EPOCHS = 2
 START = "exec python3 -m bucketfeed.platforms.sagemaker.container"
-
-
-def samples(numbers: range, seed: int = 0) -> bytes:
-    """A tar of small pictures of three classes."""
-    draw = np.random.default_rng(seed)
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for number in numbers:
-            png = io.BytesIO()
-            pixels = draw.integers(0, 60, (8, 8, 3)) + 90 * (number % 3)
-            Image.fromarray(pixels.astype(np.uint8)).save(png, "PNG")
-            for field, data in (("png", png.getvalue()), ("cls", str(number % 3).encode())):
-                member = tarfile.TarInfo(f"{number:04}.{field}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
 
 
 def source() -> bytes:
@@ -60,8 +43,8 @@ class Jobs:
             **{"model": "mine:net", "epochs": EPOCHS, "batch-size": 4, "seed": 5, "lr": 0.01, "cache-limit": "50MB"},
         }
         for shard in range(3):
-            bucket.put(f"train/{shard}.tar", samples(range(32 * shard, 32 * (shard + 1)), seed=shard))
-        bucket.put("test/0.tar", samples(range(12), seed=9))
+            bucket.put(f"train/{shard}.tar", picture_tar(range(32 * shard, 32 * (shard + 1)), seed=shard))
+        bucket.put("test/0.tar", picture_tar(range(12), seed=9))
         bucket.put("code/source.tar.gz", source())
 
     def description(

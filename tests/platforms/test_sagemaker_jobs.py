@@ -376,9 +376,9 @@ def test_following_says_phases_and_each_line_once_until_the_end(account: Account
 def test_what_would_be_submitted_runs_here_and_its_odd_options_arrive_c094(
     account: Account, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from container_jobs import samples
+    from pictures import picture_tar
 
-    account.bucket.put("train/0.tar", samples(range(24)))
+    account.bucket.put("train/0.tar", picture_tar(range(24)))
     shutil.copy(Path(__file__).with_name("mine.py"), tmp_path)
     odd = '/opt/ml/output/data/it\'s "odd" $HOME `id`'
     options = ["--num-classes", "3", "--image-size", "8", "--batch-size", "4", "--model", "mine:net", "--run-dir", odd]
