@@ -39,7 +39,7 @@ SLOW_DOWN = refuse(503, "SlowDown")
 def open_store(request: pytest.FixtureRequest) -> Callable[[Script], ObstoreReader | FsspecReader]:
     def opened(script: Script, **options: Any) -> ObstoreReader | FsspecReader:
         access = S3Access.from_options({**script.storage_options, **options}).resolved("bucket")
-        return ObstoreReader(access) if request.param == "obstore" else FsspecReader("s3", access.s3fs_options())
+        return ObstoreReader(access) if request.param == "obstore" else FsspecReader(*access.fsspec())
 
     return opened
 
@@ -220,6 +220,6 @@ def test_user_settings_reach_the_clients_and_retries_stay_ours():
     assert (config.read_timeout, config.s3["addressing_style"]) == (5, "virtual")
     assert config.retries["total_max_attempts"] == 1
     assert access.obstore("bucket").config["virtual_hosted_style_request"] in (True, "true")
-    assert access.s3fs_options()["client_kwargs"]["verify"] is False
+    assert access.fsspec()[1]["client_kwargs"]["verify"] is False
     path_style = replace(access, config=()).obstore("bucket").config["virtual_hosted_style_request"]
     assert path_style in (False, "false")

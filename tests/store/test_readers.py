@@ -18,6 +18,7 @@ from bucketfeed.store.obstore import ObstoreReader
 from bucketfeed.store.ranges import Range
 from bucketfeed.store.readers import open_reader
 from bucketfeed.store.s3 import S3Access
+from bucketfeed.testing.gcs import GcsBucket
 from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.testing.readers import MemoryReader
 
@@ -77,8 +78,23 @@ class TestFsspecReaderOnS3(ReaderContract):
     @pytest.fixture
     def place(self, moto_bucket: MotoBucket) -> Place:
         access = S3Access.from_options(moto_bucket.storage_options).resolved(moto_bucket.name)
-        reader = FsspecReader("s3", access.s3fs_options())
+        reader = FsspecReader(*access.fsspec())
         return Place(reader, lambda key, data: (moto_bucket.url + key, moto_bucket.put(key, data)))
+
+
+class TestObstoreReaderOnGcs(ReaderContract):
+    @pytest.fixture
+    def place(self, gcs_bucket: GcsBucket) -> Place:
+        reader = open_reader(gcs_bucket.url, gcs_bucket.storage_options)
+        assert isinstance(reader, ObstoreReader)
+        return Place(reader, lambda key, data: (gcs_bucket.url + key, gcs_bucket.put(key, data)))
+
+
+class TestFsspecReaderOnGcs(ReaderContract):
+    @pytest.fixture
+    def place(self, gcs_bucket: GcsBucket) -> Place:
+        reader = FsspecReader("gs", gcs_bucket.storage_options)
+        return Place(reader, lambda key, data: (gcs_bucket.url + key, gcs_bucket.put(key, data)))
 
 
 def read_and_send(reader, ranges: list[Range], connection) -> None:

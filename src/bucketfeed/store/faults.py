@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bucketfeed.errors import (
     AccessError,
@@ -165,6 +165,22 @@ def changed_error(url: str, wanted: str | None, found: str | None) -> ObjectChan
     return ObjectChangedError(
         f"{url} changed after it was listed: wanted etag {wanted}, {now}; open the data set again"
     )
+
+
+def raise_if_changed(error: Exception, range: Range, look_up: Callable[[], str | None]) -> None:
+    """Raise `ObjectChangedError` where `error` says so; `look_up` returns the version that is there now.
+
+    S3 refuses another version than was asked for; to GCS one that was replaced is missing.
+    """
+    fault = fault_of(error)
+    if fault is Fault.CHANGED:
+        raise changed_error(range.url, range.etag, look_up()) from error
+    if fault is Fault.MISSING and range.etag:
+        try:
+            found = look_up()
+        except Exception:
+            return  # it is gone, as the error says
+        raise changed_error(range.url, range.etag, found) from error
 
 
 def check_version(range: Range, found: str | None) -> None:

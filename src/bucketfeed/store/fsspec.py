@@ -8,14 +8,15 @@ from datetime import datetime
 from typing import Any
 
 from bucketfeed.errors import ConfigError
-from bucketfeed.store.faults import Fault, changed_error, check_version, fault_of
+from bucketfeed.store.faults import check_version, raise_if_changed
 from bucketfeed.store.fetching import read_planned
+from bucketfeed.store.gcs import GcsAccess, media_url
 from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer, Counter, Range
 from bucketfeed.store.urls import parse_url
 
-# What file systems call the version of a file, best first.
-_VERSION_FIELDS = ("ETag", "etag", "e_tag", "generation", "md5", "version_id", "mtime", "modified", "created")
+# What file systems call the version of a file, best first; gcsfs tells an etag too, which may outlive the bytes.
+_VERSION_FIELDS = ("generation", "ETag", "etag", "e_tag", "md5", "version_id", "mtime", "modified", "created")
 
 
 def open_filesystem(protocol: str, options: Mapping[str, Any]) -> Any:
@@ -27,26 +28,12 @@ def open_filesystem(protocol: str, options: Mapping[str, Any]) -> Any:
 
     try:
         if protocol == "gs":
-            return _google(options)
+            return GcsAccess.from_options(options).filesystem()
         return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
     except ImportError as e:
         raise ConfigError(f"{protocol}:// needs another package: {e}") from e
     except (ValueError, TypeError) as e:
         raise ConfigError(f"{protocol}:// can't be opened: {e}; check the URL's scheme and storage_options") from e
-
-
-def _google(options: Mapping[str, Any]) -> Any:
-    """Return a gcsfs file system that leaves tries to our one rule: its own take half a minute to say "signed out"."""
-    import gcsfs
-    import gcsfs.core
-
-    # The other class asks by gRPC what kind of bucket it is; an emulator has none, and each question takes a minute.
-    kind = gcsfs.core.GCSFileSystem if options.get("endpoint_url") else gcsfs.GCSFileSystem
-    files = kind(skip_instance_cache=True, **options)
-    once = getattr(kind._request, "__wrapped__", None)
-    if once is not None:
-        files._request = functools.partial(once, files)
-    return files
 
 
 def version_token(info: Mapping[str, Any]) -> str:
@@ -62,7 +49,7 @@ def version_token(info: Mapping[str, Any]) -> str:
 class FsspecReader:
     """A `RangeReader` of any fsspec file system, made anew in each process.
 
-    Elsewhere than in S3 the version is checked after the read: bytes of another version are never returned.
+    Elsewhere than in S3 and GCS the version is checked after the read: bytes of another one are never returned.
     """
 
     is_local = False
@@ -75,7 +62,7 @@ class FsspecReader:
 
     def read(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Return the bytes of each range; see `RangeReader.read`."""
-        fetch = self._fetch_s3 if self._protocol == "s3" else self._fetch
+        fetch = {"s3": self._fetch_s3, "gs": self._fetch_gs}.get(self._protocol, self._fetch)
         return read_planned(ranges, fetch, self.counter, renew=self._files.forget)
 
     def _fetch(self, range: Range) -> Buffer:
@@ -110,8 +97,21 @@ class FsspecReader:
         try:
             return fsspec.asyn.sync(files.loop, get)  # type: ignore[no-any-return]
         except Exception as e:
-            if fault_of(e) is Fault.CHANGED:
-                raise changed_error(range.url, range.etag, fsspec.asyn.sync(files.loop, version)) from e
+            raise_if_changed(e, range, lambda: str(fsspec.asyn.sync(files.loop, version)))
+            raise
+
+    def _fetch_gs(self, range: Range) -> Buffer:
+        """Read the generation asked for, of the exact key: `cat_file` drops a final "/" and knows no generation."""
+        files = self._files.get()
+        _, bucket, key = parse_url(range.url)
+        address = media_url(files, bucket, key, range.etag)
+        try:
+            headers, body = files.call("GET", address, headers={"Range": f"bytes={range.start}-{range.stop - 1}"})
+            check_version(range, headers.get("x-goog-generation", range.etag))
+            return body  # type: ignore[no-any-return]
+        except Exception as e:
+            about = functools.partial(files.call, "GET", "b/{}/o/{}", bucket, key, json_out=True)
+            raise_if_changed(e, range, lambda: str(about()["generation"]))
             raise
 
     def __reduce__(self) -> tuple[type[FsspecReader], tuple[str, dict[str, Any]]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from bucketfeed.errors import AccessError, BucketfeedError, ReadError
+from bucketfeed.store.access import bucket_access
 from bucketfeed.store.faults import Fault, fault_of, our_error
 from bucketfeed.store.fsspec import open_filesystem, version_token
+from bucketfeed.store.gcs import GcsAccess
 from bucketfeed.store.local import file_version
 from bucketfeed.store.ranges import Counter
 from bucketfeed.store.retry import Retry
@@ -33,8 +35,11 @@ def find_object(url: Url, storage_options: Mapping[str, Any] | None) -> Listed |
     """Return the object whose key is exactly that of `url`, or None."""
     if url.scheme == "file":
         return _local_file(url.key)
-    if url.scheme == "s3":
-        return _s3_object(url, S3Access.from_options(storage_options))
+    access = bucket_access(url.scheme, storage_options)
+    if isinstance(access, S3Access):
+        return _s3_object(url, access)
+    if access is not None:
+        return _gs_object(url, access)
     files = open_filesystem(url.scheme, storage_options or {})
     try:
         info = files.info(files._strip_protocol(str(url)))
@@ -52,10 +57,14 @@ def list_objects(url: Url, storage_options: Mapping[str, Any] | None) -> Iterato
     """
     if url.scheme == "file":
         yield from _local_files(url.key)
-    elif url.scheme == "s3":
-        yield from _s3_objects(url, S3Access.from_options(storage_options))
-    else:
+        return
+    access = bucket_access(url.scheme, storage_options)
+    if access is None:
         yield from _fsspec_files(url, storage_options)
+    else:
+        yield from _bucket_objects(
+            url, _s3_pages(url, access) if isinstance(access, S3Access) else _gs_pages(url, access)
+        )
 
 
 def _local_file(path: str) -> Listed | None:
@@ -130,49 +139,108 @@ def _s3_object(url: Url, access: S3Access) -> Listed | None:
     return found
 
 
-def _s3_objects(url: Url, access: S3Access) -> Iterator[Listed]:
+class _Page(NamedTuple):
+    """A page of a bucket's listing; `is_last` where no other follows."""
+
+    objects: list[Listed]
+    prefixes: list[str]
+    is_last: bool
+
+
+_Pages = Callable[[str, str], Iterator[_Page]]  # of a prefix and a delimiter
+
+
+def _bucket_objects(url: Url, pages: _Pages) -> Iterator[Listed]:
     """List page by page, or full folders beneath `url` at the same time."""
+
+    def flat(prefix: str) -> Iterator[Listed]:
+        return (found for page in pages(prefix, "") for found in page.objects)
+
+    rest = pages(url.key, "")
+    first = next(rest)
+    names = {found.key[len(url.key) :].partition("/")[0] for found in first.objects}
+    if not first.is_last and len(names) <= _THREADS:
+        # Full folders: list them at the same time. Of small ones one after the other takes fewer requests.
+        level = next(pages(url.key, "/"))
+        if level.is_last:
+            yield from _real(level.objects)
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="bucketfeed-list") as pool:
+                for found in pool.map(lambda prefix: list(flat(prefix)), level.prefixes):
+                    yield from _real(found)
+            return
+    yield from _real(first.objects)
+    for page in rest:
+        yield from _real(page.objects)
+
+
+def _real(objects: Iterable[Listed]) -> Iterator[Listed]:
+    return (found for found in objects if found.size or not found.key.endswith("/"))
+
+
+def _s3_pages(url: Url, access: S3Access) -> _Pages:
     client = access.client()
     payer = {"RequestPayer": "requester"} if access.requester_pays else {}
 
-    def pages(prefix: str, **more: Any) -> Iterator[dict[str, Any]]:
-        token: dict[str, str] = {}
+    def pages(prefix: str, delimiter: str) -> Iterator[_Page]:
+        more = {"Delimiter": delimiter} if delimiter else {}
         while True:
             page = _RETRY.call(
-                lambda token=token: client.list_objects_v2(  # type: ignore[misc]
-                    Bucket=url.bucket, Prefix=prefix, **token, **payer, **more
+                lambda more=more: client.list_objects_v2(Bucket=url.bucket, Prefix=prefix, **more, **payer),  # type: ignore[misc]
+                str(url),
+                Counter(),
+            )
+            contents = page.get("Contents", [])
+            _check_archived([(o["Key"], o.get("StorageClass"), None) for o in contents], url)
+            is_last = not page.get("IsTruncated")
+            yield _Page(
+                [Listed(o["Key"], int(o["Size"]), o["ETag"]) for o in contents],
+                [common["Prefix"] for common in page.get("CommonPrefixes", [])],
+                is_last,
+            )
+            if is_last:
+                return
+            more = more | {"ContinuationToken": page["NextContinuationToken"]}
+
+    return pages
+
+
+def _gs_object(url: Url, access: GcsAccess) -> Listed | None:
+    if not url.key:
+        return None
+    call = access.filesystem().call
+    try:
+        found = _RETRY.call(lambda: call("GET", "b/{}/o/{}", url.bucket, url.key, json_out=True), str(url), Counter())
+    except (FileNotFoundError, PermissionError):
+        return None  # the listing finds the words
+    return _gs_listed(found)
+
+
+def _gs_pages(url: Url, access: GcsAccess) -> _Pages:
+    """List by gcsfs's own calls: its `find` takes prefixes for folders."""
+    call = access.filesystem().call
+    fields = "items(name,size,generation),prefixes,nextPageToken"
+
+    def pages(prefix: str, delimiter: str) -> Iterator[_Page]:
+        more = {"delimiter": delimiter} if delimiter else {}
+        while True:
+            page = _RETRY.call(
+                lambda more=more: call(  # type: ignore[misc]
+                    "GET", "b/{}/o", url.bucket, prefix=prefix, maxResults=1000, fields=fields, json_out=True, **more
                 ),
                 str(url),
                 Counter(),
             )
-            yield page
-            if not page.get("IsTruncated"):
+            token = page.get("nextPageToken")
+            yield _Page([_gs_listed(o) for o in page.get("items", [])], page.get("prefixes", []), not token)
+            if not token:
                 return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            more = more | {"pageToken": token}
 
-    def objects(page: dict[str, Any]) -> Iterator[Listed]:
-        contents = page.get("Contents", [])
-        _check_archived([(o["Key"], o.get("StorageClass"), None) for o in contents], url)
-        for found in contents:
-            if found["Size"] or not found["Key"].endswith("/"):
-                yield Listed(found["Key"], int(found["Size"]), found["ETag"])
+    return pages
 
-    flat = pages(url.key)
-    first = next(flat)
-    names = {found["Key"][len(url.key) :].partition("/")[0] for found in first.get("Contents", [])}
-    if first.get("IsTruncated") and len(names) <= _THREADS:
-        # Full folders: list them at the same time. Of small ones one after the other takes fewer requests.
-        level = next(pages(url.key, Delimiter="/"))
-        if not level.get("IsTruncated"):
-            yield from objects(level)
-            prefixes = [common["Prefix"] for common in level.get("CommonPrefixes", [])]
-            with ThreadPoolExecutor(_THREADS, thread_name_prefix="bucketfeed-list") as pool:
-                for found in pool.map(lambda prefix: [o for page in pages(prefix) for o in objects(page)], prefixes):
-                    yield from found
-            return
-    yield from objects(first)
-    for page in flat:
-        yield from objects(page)
+
+def _gs_listed(found: Mapping[str, Any]) -> Listed:
+    return Listed(found["name"], int(found["size"]), str(found["generation"]))
 
 
 def _check_archived(objects: list[tuple[str, str | None, str | None]], url: Url) -> None:

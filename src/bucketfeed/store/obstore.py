@@ -1,4 +1,4 @@
-"""Reads ranges of S3 objects with obstore: its requests run outside the GIL, one for each range of the plan."""
+"""Reads ranges of S3 and GCS objects with obstore: its requests run outside the GIL, one for each range of the plan."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bucketfeed.store.faults import Fault, changed_error, check_version, fault_of
+from bucketfeed.store.faults import check_version, raise_if_changed
 from bucketfeed.store.fetching import read_planned
 from bucketfeed.store.fsspec import FsspecReader
+from bucketfeed.store.gcs import GcsAccess
 from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer, Counter, Range
 from bucketfeed.store.s3 import S3Access
@@ -49,19 +50,19 @@ class _Stores:
 
 
 class ObstoreReader:
-    """A `RangeReader` of `s3://` URLs. `access` is `resolved`, so that it holds in every process.
+    """A `RangeReader` of `s3://` and `gs://` URLs. `access` is `resolved`, so that it holds in every process.
 
     In a forked child of a process that has used obstore, and for keys that obstore's paths cannot say ("//", a
-    leading or trailing "/", "." and ".." between slashes, control characters), it reads through s3fs.
+    leading or trailing "/", "." and ".." between slashes, control characters), it reads through s3fs or gcsfs.
     """
 
     is_local = False
 
-    def __init__(self, access: S3Access, *, counter: Counter | None = None) -> None:
+    def __init__(self, access: S3Access | GcsAccess, *, counter: Counter | None = None) -> None:
         self.counter = counter or Counter()
         self._access = access
         self._stores = PerProcess(_Stores)
-        self._other = FsspecReader("s3", access.s3fs_options(), counter=self.counter)
+        self._other = FsspecReader(*access.fsspec(), counter=self.counter)
 
     def read(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Return the bytes of each range; see `RangeReader.read`."""
@@ -85,20 +86,19 @@ class ObstoreReader:
         store = self._stores.get().get(bucket, self._access.obstore)
         options: Any = {"range": (range.start, range.stop)}
         if range.etag:
-            options["if_match"] = range.etag
+            options.update(self._access.asked(range.etag))
         try:
             reply = obstore.get(store, key, options=options)
-            check_version(range, reply.meta["e_tag"])
+            check_version(range, self._access.version(reply.meta))
             return memoryview(reply.bytes())
         except Exception as e:
-            if fault_of(e) is Fault.CHANGED:
-                raise changed_error(range.url, range.etag, obstore.head(store, key)["e_tag"]) from e
+            raise_if_changed(e, range, lambda: self._access.version(obstore.head(store, key)))
             raise
 
     def _renew(self) -> None:
         self._stores.forget()
 
-    def __reduce__(self) -> tuple[type[ObstoreReader], tuple[S3Access]]:
+    def __reduce__(self) -> tuple[type[ObstoreReader], tuple[S3Access | GcsAccess]]:
         return type(self), (self._access,)
 
     def __repr__(self) -> str:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from bucketfeed.store.access import bucket_access
 from bucketfeed.store.fsspec import FsspecReader, open_filesystem
 from bucketfeed.store.local import LocalReader
 from bucketfeed.store.obstore import ObstoreReader
 from bucketfeed.store.ranges import Counter
-from bucketfeed.store.s3 import S3Access
 from bucketfeed.store.urls import parse_url
 
 
@@ -19,13 +19,13 @@ def open_reader(
 ) -> ObstoreReader | FsspecReader | LocalReader:
     """Return the reader of ranges for objects at or under `url`.
 
-    obstore for S3, plain file reads for paths, fsspec for all else. Raises `ConfigError` for an unknown scheme and for
-    options that cannot work.
+    obstore for S3 and GCS, plain file reads for paths, fsspec for all else. Raises `ConfigError` for an unknown scheme
+    and for options that cannot work.
     """
     parsed = parse_url(url)
     if parsed.scheme == "file":
         return LocalReader(counter=counter)
-    if parsed.scheme == "s3":
-        return ObstoreReader(S3Access.from_options(storage_options).resolved(parsed.bucket), counter=counter)
+    if (access := bucket_access(parsed.scheme, storage_options)) is not None:
+        return ObstoreReader(access.resolved(parsed.bucket), counter=counter)
     open_filesystem(parsed.scheme, storage_options or {})  # says at once what is wrong with scheme or options
     return FsspecReader(parsed.scheme, storage_options or {}, counter=counter)

@@ -16,7 +16,14 @@ from bucketfeed.errors import ConfigError
 
 _CONNECT_SECONDS, _READ_SECONDS = 10, 30  # the second is for silence: a slow body may take its time
 _REQUEST_SECONDS = 600
-_FRESH_SECONDS = 300  # how long obstore keeps credentials before it asks the chain again; the chain renews in time
+FRESH_SECONDS = 300  # how long obstore keeps credentials before it asks the chain again; the chain renews in time
+OBSTORE_CLIENT = {
+    "allow_http": True,
+    "connect_timeout": f"{_CONNECT_SECONDS}s",
+    "read_timeout": f"{_READ_SECONDS}s",
+    "timeout": f"{_REQUEST_SECONDS}s",
+}
+OBSTORE_RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=_READ_SECONDS)}
 _CONNECTIONS = 64
 _AWS_HOST = re.compile(r"s3(\.[a-z0-9-]+)?\.amazonaws\.com")  # what obstore can build by itself: no FIPS, no dual stack
 
@@ -132,12 +139,7 @@ class S3Access:
             config["skip_signature"] = True
         if self.requester_pays:
             config["request_payer"] = True
-        options: Any = {
-            "allow_http": True,
-            "connect_timeout": f"{_CONNECT_SECONDS}s",
-            "read_timeout": f"{_READ_SECONDS}s",
-            "timeout": f"{_REQUEST_SECONDS}s",
-        }
+        options: Any = dict(OBSTORE_CLIENT)
         if self.verify is False:
             options["allow_invalid_certificates"] = True
         elif isinstance(self.verify, str):
@@ -146,14 +148,23 @@ class S3Access:
             bucket,
             config=config,
             client_options=options,
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=_READ_SECONDS)},
+            retry_config=OBSTORE_RETRY,
             credential_provider=None if self.anonymous else self._provider(),
         )
 
-    def s3fs_options(self) -> dict[str, Any]:
-        """Return the same for s3fs, which goes through aiobotocore and the same chain."""
+    def asked(self, etag: str) -> dict[str, Any]:
+        """Return what obstore is told to get the version `etag` and no other."""
+        return {"if_match": etag}
+
+    def version(self, meta: Mapping[str, Any]) -> str | None:
+        """Return the version of an object in what obstore tells of it."""
+        found: str | None = meta["e_tag"]
+        return found
+
+    def fsspec(self) -> tuple[str, dict[str, Any]]:
+        """Return protocol and options of the same for fsspec: s3fs goes through aiobotocore and asks the same chain."""
         client = {"region_name": self.region, "verify": self.verify}
-        return {
+        return "s3", {
             "key": self.key,
             "secret": self.secret,
             "token": self.token,
@@ -202,7 +213,7 @@ class S3Access:
                 "access_key_id": frozen.access_key,
                 "secret_access_key": frozen.secret_key,
                 "token": frozen.token,
-                "expires_at": datetime.now(UTC) + timedelta(seconds=_FRESH_SECONDS),
+                "expires_at": datetime.now(UTC) + timedelta(seconds=FRESH_SECONDS),
             }
 
         return credentials

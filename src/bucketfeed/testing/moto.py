@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from bucketfeed.errors import ConfigError, ReadError
+from bucketfeed.errors import ConfigError
+from bucketfeed.testing.server import ServerProcess
 
-_START_SECONDS = 60.0
 
-
-class MotoServer:
+class MotoServer(ServerProcess):
     """A mocked S3 that lives as long as its `with` block. Slow: it proves that bytes are right and measures nothing.
 
     >>> with MotoServer() as server:
@@ -31,18 +24,11 @@ class MotoServer:
             import moto.server  # noqa: F401
         except ImportError as e:
             raise ConfigError("the mocked S3 needs moto: pip install 'moto[s3,server]'") from e
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.endpoint_url = f"http://127.0.0.1:{port}"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt is for who uses it: a notebook's stop button hits the whole group
-        )
-        self._wait_until_it_answers()
+
+        def command(port: int) -> list[str]:
+            return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+        super().__init__(command, "/moto-api/", "moto's server")
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -81,35 +67,6 @@ class MotoServer:
         client = self.client()
         client.create_bucket(Bucket=name)
         return MotoBucket(name, self, client)
-
-    def stop(self) -> None:
-        """End the server; its contents are gone."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(timeout=10)
-
-    def __enter__(self) -> MotoServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _wait_until_it_answers(self) -> None:
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end and self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{self.endpoint_url}/moto-api/", timeout=5).close()
-                return
-            time.sleep(0.05)
-        code = self._process.poll()
-        self.stop()
-        state = f"ended with {code}" if code is not None else f"did not answer within {_START_SECONDS:.0f} s"
-        raise ReadError(f"moto's server at {self.endpoint_url} {state}; try `python -m moto.server` by hand")
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 import xxhash
 
 from bucketfeed.errors import AccessError, BucketfeedError, CacheError, NotFoundError, ResumeError
+from bucketfeed.store.access import bucket_access
 from bucketfeed.store.faults import Fault, fault_of, our_error
 from bucketfeed.store.fsspec import open_filesystem
-from bucketfeed.store.s3 import S3Access
 from bucketfeed.store.urls import parse_url
 
 _log = logging.getLogger(__name__)
@@ -38,11 +38,10 @@ class Checkpoints:
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
         parsed = parse_url(url)
         self.url = str(parsed).rstrip("/")
-        options = storage_options or {}
-        if parsed.scheme == "s3":
-            options = S3Access.from_options(storage_options).s3fs_options()
-        self._files = open_filesystem(parsed.scheme, options)
-        self._folder = self._files._strip_protocol(self.url)
+        access = bucket_access(parsed.scheme, storage_options)
+        protocol, options = access.fsspec() if access else (parsed.scheme, storage_options or {})
+        self._files = open_filesystem(protocol, options)
+        self._folder = self._files._strip_protocol(self.url.replace(parsed.scheme, protocol, 1))
         self._local = parsed.scheme == "file"
 
     def save(self, state: dict[str, Any], epoch: int, position: int) -> str:
