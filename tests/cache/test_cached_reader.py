@@ -16,7 +16,6 @@ from bucketfeed.cache.extent import Extent, MemoryExtent
 from bucketfeed.cache.reader import CachedReader, open_extent
 from bucketfeed.store.local import LocalExtent, LocalReader, file_version
 from bucketfeed.store.ranges import Range
-from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.testing.readers import MemoryReader, RecordingReader
 
 
@@ -38,11 +37,11 @@ class TestCachedReaderWithoutRoom(TestCachedReaderOnMemory):
         return DiskCache(tmp_path / "cache", 1)
 
 
-class TestCachedReaderOnS3(ReaderContract):
+class TestCachedReaderOnBuckets(ReaderContract):
     @pytest.fixture
-    def place(self, moto_bucket: MotoBucket, cache: DiskCache) -> Place:
-        inner = bf.open_reader(moto_bucket.url, moto_bucket.storage_options)
-        return Place(CachedReader(inner, cache), lambda key, data: (moto_bucket.url + key, moto_bucket.put(key, data)))
+    def place(self, bucket, cache: DiskCache) -> Place:
+        inner = bf.open_reader(bucket.url, bucket.storage_options)
+        return Place(CachedReader(inner, cache), lambda key, data: (bucket.url + key, bucket.put(key, data)))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from PIL import Image
 
 from bucketfeed.cache.filesystem import EXTENT_BYTES, NodeCacheFileSystem
 from bucketfeed.errors import ConfigError, ObjectChangedError
+from bucketfeed.testing.gcs import GcsBucket
 from bucketfeed.testing.moto import MotoBucket
 
 DATA = random.Random(0).randbytes(2 * EXTENT_BYTES + 1000)
@@ -43,7 +44,7 @@ class Place:
         return fsspec.url_to_fs(f"nodecache::{self.url}{name}", **self.options)  # type: ignore[no-any-return]
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture(params=["file", "memory", "moto_bucket", "gcs_bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     options: dict[str, Any] = {}
     if request.param == "file":
@@ -52,7 +53,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     elif request.param == "memory":
         url = f"memory://{uuid.uuid4().hex}/"
     else:
-        bucket: MotoBucket = request.getfixturevalue("moto_bucket")
+        bucket: MotoBucket | GcsBucket = request.getfixturevalue(request.param)
         url, options = bucket.url, bucket.storage_options
     return Place(url, options, tmp_path / "cache")
 

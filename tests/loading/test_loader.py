@@ -337,10 +337,10 @@ def test_close_and_the_end_of_the_loader_leave_no_thread(tars: bf.MapDataset):
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_workers_without_a_cache_fetch_each_chunk_once_together(moto_bucket, tmp_path: Path):
+def test_workers_without_a_cache_fetch_each_chunk_once_together(bucket, tmp_path: Path):
     for path in sorted(write_tars(tmp_path / "t").iterdir()):
-        moto_bucket.put(f"t/{path.name}", path.read_bytes())
-    ds = bf.open_dataset(moto_bucket.url + "t/", storage_options=moto_bucket.storage_options, cache=None)
+        bucket.put(f"t/{path.name}", path.read_bytes())
+    ds = bf.open_dataset(bucket.url + "t/", storage_options=bucket.storage_options, cache=None)
     with bf.Loader(ds, batch_size=16, shuffle=True, num_workers=3) as loader:
         assert [sorted(flat(keys(loader))) for _ in range(2)] == [ALL, ALL]
         # 7 shards of one chunk; a chunk cut by the border of two streams is read by both, from the common file.
@@ -348,13 +348,13 @@ def test_workers_without_a_cache_fetch_each_chunk_once_together(moto_bucket, tmp
         assert loader.stats().requests <= 7 + 3 * 16
 
 
-def test_a_cache_of_half_the_data_is_hit_by_half_in_new_orders(tmp_path: Path, moto_bucket):
+def test_a_cache_of_half_the_data_is_hit_by_half_in_new_orders(tmp_path: Path, bucket):
     for path in sorted(write_tars(tmp_path / "t", samples=640, per_shard=10).iterdir()):
-        moto_bucket.put(f"t/{path.name}", path.read_bytes())
-    options = moto_bucket.storage_options
-    index = bf.open_dataset(moto_bucket.url + "t/", storage_options=options, cache=None).index
+        bucket.put(f"t/{path.name}", path.read_bytes())
+    options = bucket.storage_options
+    index = bf.open_dataset(bucket.url + "t/", storage_options=options, cache=None).index
     cache = bf.DiskCache(tmp_path / "cache", 64 * 24_576 // 2 + 65_536)  # of 64 shards of 24 KiB in blocks, and its own
-    ds = bf.open_dataset(moto_bucket.url + "t/", storage_options=options, cache=cache, index=index)
+    ds = bf.open_dataset(bucket.url + "t/", storage_options=options, cache=cache, index=index)
     loader = bf.Loader(ds, batch_size=32, shuffle=True, streams=2, read_ahead_bytes="100KB")
     rates = []
     for _ in range(5):

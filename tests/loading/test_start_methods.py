@@ -18,12 +18,12 @@ SAMPLES = 40
 
 
 @pytest.fixture
-def bucket_dataset(moto_bucket, tmp_path: Path) -> bf.MapDataset:
+def bucket_dataset(bucket, tmp_path: Path) -> bf.MapDataset:
     for number in range(SAMPLES):
-        moto_bucket.put(f"train/{number:05}.bin", payload(number))
+        bucket.put(f"train/{number:05}.bin", payload(number))
     return bf.open_dataset(
-        moto_bucket.url + "train/",
-        storage_options=moto_bucket.storage_options,
+        bucket.url + "train/",
+        storage_options=bucket.storage_options,
         cache=bf.DiskCache(tmp_path / "cache", "10MB"),
     )
 
@@ -35,17 +35,17 @@ def collected(batches) -> dict[str, bytes]:
 @pytest.mark.parametrize("start_method", START_METHODS)
 @pytest.mark.parametrize("cached", [True, False])
 def test_workers_read_right_bytes_although_the_parent_used_the_store_before_c014(
-    bucket_dataset: bf.MapDataset, moto_bucket, start_method: str, cached: bool
+    bucket_dataset: bf.MapDataset, bucket, start_method: str, cached: bool
 ):
     ds = bucket_dataset
     if not cached:
-        ds = bf.open_dataset(moto_bucket.url + "train/", storage_options=moto_bucket.storage_options, cache=None)
+        ds = bf.open_dataset(bucket.url + "train/", storage_options=bucket.storage_options, cache=None)
     expected = {f"{n:05}": payload(n) for n in range(SAMPLES)}
     assert ds[0]["bin"] == payload(0)
     stop = threading.Event()
 
     def keep_reading() -> None:
-        uncached = bf.open_reader(ds.manifest.url, moto_bucket.storage_options)
+        uncached = bf.open_reader(ds.manifest.url, bucket.storage_options)
         while not stop.is_set():
             uncached.read([ds.manifest.range(i) for i in range(8)])
 

@@ -45,16 +45,16 @@ ODD_KEYS = [
 
 
 @pytest.fixture
-def odd_bucket(moto_bucket: MotoBucket) -> MotoBucket:
+def odd_bucket(bucket):
     for key in ODD_KEYS:
-        moto_bucket.put(key, b"" if key == "k21/empty.bin" else f"bytes of {key}".encode())
+        bucket.put(key, b"" if key == "k21/empty.bin" else f"bytes of {key}".encode())
     for marker in ("k21/", "k21/sub/"):
-        moto_bucket.put(marker, b"")
-    moto_bucket.put("k21/full/", b"bytes of k21/full/")
-    return moto_bucket
+        bucket.put(marker, b"")
+    bucket.put("k21/full/", b"bytes of k21/full/")
+    return bucket
 
 
-def test_every_key_is_listed_as_it_is_and_read_from_listing_and_by_url_c018_c020_c021_c023(odd_bucket: MotoBucket):
+def test_every_key_is_listed_as_it_is_and_read_from_listing_and_by_url_c018_c020_c021_c023(odd_bucket):
     manifest = Manifest.from_url(odd_bucket.url, storage_options=odd_bucket.storage_options)
     keys = [manifest.key(i) for i in range(len(manifest))]
     assert keys == sorted([*ODD_KEYS, "k21/full/"], key=str.encode)
@@ -95,17 +95,17 @@ def test_many_pages_and_folders_are_listed_whole(small_pages: list[str], moto_bu
     assert len(small_pages) > 10
 
 
-def test_a_new_manifest_sees_the_present_and_an_old_one_keeps_its_list_c024(moto_bucket: MotoBucket):
-    moto_bucket.put("a", b"1")
-    moto_bucket.put("b", b"2")
-    before = Manifest.from_url(moto_bucket.url, storage_options=moto_bucket.storage_options)
-    moto_bucket.put("c", b"3")
-    moto_bucket.delete("a")
-    after = Manifest.from_url(moto_bucket.url, storage_options=moto_bucket.storage_options)
+def test_a_new_manifest_sees_the_present_and_an_old_one_keeps_its_list_c024(bucket):
+    bucket.put("a", b"1")
+    bucket.put("b", b"2")
+    before = Manifest.from_url(bucket.url, storage_options=bucket.storage_options)
+    bucket.put("c", b"3")
+    bucket.delete("a")
+    after = Manifest.from_url(bucket.url, storage_options=bucket.storage_options)
     assert [m.key(i) for m in (before, after) for i in range(len(m))] == ["a", "b", "b", "c"]
     assert before.fingerprint != after.fingerprint
-    reader = open_reader(moto_bucket.url, moto_bucket.storage_options)
-    with pytest.raises(NotFoundError, match=f"{moto_bucket.url}a"):
+    reader = open_reader(bucket.url, bucket.storage_options)
+    with pytest.raises(NotFoundError, match=f"{bucket.url}a"):
         reader.read([before.range(0)])
 
 
@@ -142,9 +142,9 @@ def test_full_folders_are_listed_at_the_same_time_and_small_ones_page_by_page(
 
 
 @pytest.mark.parametrize("key", ["", "none/", "none"])
-def test_nothing_under_a_prefix_is_named(moto_bucket: MotoBucket, key: str):
-    with pytest.raises(NotFoundError, match=moto_bucket.url + key):
-        Manifest.from_url(moto_bucket.url + key, storage_options=moto_bucket.storage_options)
+def test_nothing_under_a_prefix_is_named(bucket, key: str):
+    with pytest.raises(NotFoundError, match=bucket.url + key):
+        Manifest.from_url(bucket.url + key, storage_options=bucket.storage_options)
 
 
 def test_a_folder_and_its_copy_are_the_same_data_and_a_changed_one_is_not(tmp_path: Path):

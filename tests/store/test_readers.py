@@ -103,11 +103,9 @@ def read_and_send(reader, ranges: list[Range], connection) -> None:
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("kind", ["obstore", "fsspec"])
-def test_a_reader_used_before_works_in_a_child_of_every_start_method_c014(
-    moto_bucket: MotoBucket, start_method: str, kind: str
-):
-    ranges = [Range(f"{moto_bucket.url}{n}", 0, 5, moto_bucket.put(str(n), b"bytes")) for n in range(3)]
-    reader = open_reader(moto_bucket.url, moto_bucket.storage_options)
+def test_a_reader_used_before_works_in_a_child_of_every_start_method_c014(bucket, start_method: str, kind: str):
+    ranges = [Range(f"{bucket.url}{n}", 0, 5, bucket.put(str(n), b"bytes")) for n in range(3)]
+    reader = open_reader(bucket.url, bucket.storage_options)
     if kind == "fsspec":
         reader = reader._other
     assert reader.read(ranges) == [b"bytes"] * 3
@@ -122,9 +120,9 @@ def test_a_reader_used_before_works_in_a_child_of_every_start_method_c014(
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_children_started_in_the_middle_of_a_prefetch_read_on_c014(moto_bucket: MotoBucket, start_method: str):
-    ranges = [Range(f"{moto_bucket.url}{n}", 0, 5, moto_bucket.put(str(n), b"bytes")) for n in range(3)]
-    reader = open_reader(moto_bucket.url, moto_bucket.storage_options)
+def test_children_started_in_the_middle_of_a_prefetch_read_on_c014(bucket, start_method: str):
+    ranges = [Range(f"{bucket.url}{n}", 0, 5, bucket.put(str(n), b"bytes")) for n in range(3)]
+    reader = open_reader(bucket.url, bucket.storage_options)
     running, stop = threading.Event(), threading.Event()
 
     def prefetch() -> None:

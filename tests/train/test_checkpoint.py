@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from bucketfeed.errors import AccessError, CacheError, NotFoundError, ReadError, ResumeError
+from bucketfeed.testing.gcs import GcsBucket
 from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.train.checkpoint import Checkpoints
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture(params=["folder", "memory", "moto_bucket", "gcs_bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any] | None]:
     if request.param == "folder":
         return str(tmp_path / "check points#1"), None
     if request.param == "memory":
         return f"memory://checkpoints/{tmp_path.name}", None
-    bucket: MotoBucket = request.getfixturevalue("moto_bucket")
+    bucket: MotoBucket | GcsBucket = request.getfixturevalue(request.param)
     return f"{bucket.url}run 1/checkpoints/", bucket.storage_options
 
 

@@ -83,20 +83,18 @@ class GcsAccess:
 
         Raises `ConfigError` for a token that is none.
         """
-        access = self._located()
-        import gcsfs.core
+        _, options = self._located().fsspec()
+        # Not gcsfs.GCSFileSystem: it asks by gRPC what kind of bucket it is, and a process that has used gRPC can't fork.
+        from gcsfs.core import GCSFileSystem
 
-        # The other class asks by gRPC what kind of bucket it is; an emulator has none, each question takes a minute.
-        kind = gcsfs.GCSFileSystem if access.endpoint_url == _HOST else gcsfs.core.GCSFileSystem
-        _, options = access.fsspec()
         try:
-            files = kind(**options, skip_instance_cache=True)
+            files = GCSFileSystem(**options, skip_instance_cache=True)
         except Exception as e:  # of google.auth, requests, json: whatever the token was taken for
             raise ConfigError(
                 f"the credentials for Google Cloud Storage can't be used: {type(e).__name__}: {e}; storage_options' "
                 "'token' is a service account's file, a dict of its content, or a google.auth credentials object"
             ) from e
-        once = getattr(kind._request, "__wrapped__", None)
+        once = getattr(GCSFileSystem._request, "__wrapped__", None)
         if once is not None:
             files._request = functools.partial(once, files)
         return files
