@@ -96,6 +96,7 @@ def test_credentials_and_endpoint_may_come_by_options_instead_of_the_environment
 
 
 @SLOW
+@pytest.mark.parametrize("runs", ["moto_bucket", "gcs_bucket"], indirect=True)
 def test_c097_two_ranks_one_killed_in_mid_epoch_go_on_as_one_process_without_a_sample_twice(runs: Runs) -> None:
     # 16 steps an epoch; saved at step 18, killed while the 21st is made.
     killed = runs.start(
@@ -105,7 +106,7 @@ def test_c097_two_ranks_one_killed_in_mid_epoch_go_on_as_one_process_without_a_s
     )
     assert killed.code != 0
     assert len(runs.taken(rank=1)) == 21
-    newest = max(path.name for path in (runs.folder / "checkpoints").iterdir())
+    newest = runs.newest_checkpoint()
     assert ".epoch-1.sample-16." in newest  # 18 steps saved: 2 in this epoch, of 2 ranks with 4 samples
     assert max(runs.taken(rank=0)) > (1, 16)
     one = runs.start("--batch-size", "4").result

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ending_sign_in import SignIn, Store, store
+from google_store import SignIn, Store, store
 
 import bucketfeed as bf
 from bucketfeed.errors import AccessError

@@ -84,7 +84,7 @@ class GcsAccess:
         Raises `ConfigError` for a token that is none.
         """
         _, options = self._located().fsspec()
-        # Not gcsfs.GCSFileSystem: it asks by gRPC what kind of bucket it is, and a process that has used gRPC can't fork.
+        # Not gcsfs.GCSFileSystem, which asks by gRPC what kind of bucket it is: after that no process can fork.
         from gcsfs.core import GCSFileSystem
 
         try:

@@ -19,6 +19,7 @@ from bucketfeed.store.s3 import S3Access
 from bucketfeed.store.urls import Url
 
 _THREADS = 8
+_PAGE = 1000  # objects; of GCS, as S3 has it
 _RETRY = Retry(max_tries=5, total_seconds=30.0)
 _ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 
@@ -225,7 +226,7 @@ def _gs_pages(url: Url, access: GcsAccess) -> _Pages:
         while True:
             page = _RETRY.call(
                 lambda more=more: call(  # type: ignore[misc]
-                    "GET", "b/{}/o", url.bucket, prefix=prefix, maxResults=1000, fields=fields, json_out=True, **more
+                    "GET", "b/{}/o", url.bucket, prefix=prefix, maxResults=_PAGE, fields=fields, json_out=True, **more
                 ),
                 str(url),
                 Counter(),

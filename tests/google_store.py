@@ -36,6 +36,8 @@ class Store:
     def __init__(self, objects: dict[str, bytes], signed_in: SignIn, reads: int | None = None) -> None:
         self.objects, self.signed_in, self.reads = objects, signed_in, reads
         self.served: list[str] = []
+        self.grants: list[str] = []  # of tokens that were asked for
+        self.payers: set[str | None] = set()
         self.url = ""
         self._lock = threading.Lock()
 
@@ -76,6 +78,7 @@ def store(objects: dict[str, bytes], signed_in: SignIn, reads: int | None = None
             is_xml = url.path.startswith("/bucket/")  # as obstore asks; gcsfs asks by the JSON interface
             _, _, name = url.path.partition("/bucket/" if is_xml else "/o/")
             key = urllib.parse.unquote(name)
+            served.payers.add(self.headers.get("x-goog-user-project") or query.get("userProject"))
             if self.headers.get("Authorization") != "Bearer good":
                 return self.answer(401, {"error": {"code": 401, "message": "Invalid Credentials"}})
             if not key:
@@ -89,6 +92,11 @@ def store(objects: dict[str, bytes], signed_in: SignIn, reads: int | None = None
                 return self.answer(401, {"error": {"code": 401, "message": "Invalid Credentials"}})
             first, last = self.headers["Range"].removeprefix("bytes=").split("-")
             return self.answer(206, served.objects[key][int(first) : int(last) + 1])
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            served.grants.append(dict(urllib.parse.parse_qsl(body.decode()))["grant_type"])
+            self.answer(200, {"access_token": "good", "expires_in": 3600, "token_type": "Bearer"})
 
         def answer(self, status: int, body: dict[str, Any] | bytes) -> None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
