@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -42,7 +43,11 @@ class MotoServer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt is for who uses it: a notebook's stop button hits the whole group
         )
-        self._wait_until_it_answers()
+        try:
+            self._wait_until_it_answers()
+        except BaseException:  # of a Ctrl-C too nothing is left
+            self.stop()
+            raise
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -64,17 +69,28 @@ class MotoServer:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def client(self) -> Any:
-        """Return a boto3 S3 client."""
+    def session(self) -> Any:
+        """Return a boto3 session whose clients, of whatever service, reach this server and nothing else."""
         import boto3
 
-        return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint_url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-            region_name="us-east-1",
-        )
+        own = self.endpoint_url
+
+        class Session(boto3.Session):  # type: ignore[misc]
+            def client(self, name: str, **options: Any) -> Any:
+                return super().client(name, **{"endpoint_url": own, **options})
+
+        return Session(aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-east-1")
+
+    def client(self) -> Any:
+        """Return a boto3 S3 client."""
+        return self.session().client("s3")
+
+    def create_role(self, name: str) -> str:
+        """Make an IAM role that SageMaker may run jobs under, and return its ARN."""
+        trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "*"}
+        policy = json.dumps({"Statement": [trust]})
+        iam = self.session().client("iam")
+        return str(iam.create_role(RoleName=name, AssumeRolePolicyDocument=policy)["Role"]["Arn"])
 
     def create_bucket(self, name: str) -> MotoBucket:
         """Return a new, empty bucket."""
@@ -107,7 +123,6 @@ class MotoServer:
                 return
             time.sleep(0.05)
         code = self._process.poll()
-        self.stop()
         state = f"ended with {code}" if code is not None else f"did not answer within {_START_SECONDS:.0f} s"
         raise ReadError(f"moto's server at {self.endpoint_url} {state}; try `python -m moto.server` by hand")
 
