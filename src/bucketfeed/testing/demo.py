@@ -94,7 +94,7 @@ class _Demo:
         records = folder / "audit-rank00000.jsonl"
         process = self._start("killed", [*options, "--batch-size", "32"], 1)
         try:
-            _wait_for(lambda: _reached(records), process)
+            _wait_for(lambda: reached(records), process)
             process.send_signal(signal.SIGKILL)
             process.wait(timeout=10)
         finally:
@@ -121,17 +121,18 @@ def emptied(run_dir: Path) -> Path:
     """Return the folder, absolute and empty but for its mark. Only what an earlier demonstration left is removed."""
     run_dir = run_dir.absolute()
     if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError(f"--run-dir {run_dir} is a file: name a folder")
+        raise ConfigError(f"{run_dir} is a file: name a folder")
     if run_dir.exists() and any(run_dir.iterdir()):
         if not (run_dir / _MARK).exists():
-            raise ConfigError(f"--run-dir {run_dir} has files that no demonstration has put there: name another folder")
+            raise ConfigError(f"{run_dir} has files that no demonstration has put there: name another folder")
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / _MARK).touch()
     return run_dir
 
 
-def _reached(records: Path) -> bool:
+def reached(records: Path) -> bool:
+    """Whether a run is in the midst of its second epoch, by a rank's audit."""
     epoch, batches = _KILL_AT
     return records.exists() and sum(r["epoch"] == epoch for r in read_records(records)) >= batches
 
