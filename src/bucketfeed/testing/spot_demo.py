@@ -144,12 +144,9 @@ class _Demo:
                 local=local,
                 local_seen=audit(config.run_dir),
             )
-        found = problems(life)
-        say("\n" + table(life, f"{name}: {uploaded}", near(model)))
-        for problem in found:
-            say(f"NOT AS IT SHOULD BE: {problem}")
-        say(f"{time.monotonic() - began:.0f} s in all; {'all of it holds' if not found else 'not all of it holds'}")
-        return 1 if found else 0
+        code = concluded(life, f"{name}: {uploaded}", near(model))
+        say(f"{time.monotonic() - began:.0f} s in all; {near(self._run_dir)} has the logs and records too")
+        return code
 
     def _submitted(self, bucket: MotoBucket, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Submit the job as a user does; return its description, and what was uploaded."""
@@ -170,7 +167,7 @@ class _Demo:
         place = f"jobs/{description['TrainingJobName']}/"
         found = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=place)["Contents"]
         size = format_size(sum(entry["Size"] for entry in found))
-        return description, f"{len(found)} objects, {size}, below {bucket.url}{place}"
+        return description, f"{len(found)} objects, {size}, to {bucket.url}{place}"
 
     def _job(self, bucket: MotoBucket, description: dict[str, Any], name: str, *, stop: bool = False) -> JobResult:
         """Run the job on new instances, to its end or into the midst of its second epoch."""
@@ -255,6 +252,17 @@ def _tested(weights: Path, config: TrainConfig) -> float | None:
         for batch in loader:
             sums.add(step(batch))
     return sums.means(Ranks(alone))[1]
+
+
+def concluded(life: Life, submitted: str, model: Path) -> int:
+    """Print the closing table and whether all of it holds; return the exit code."""
+    say("\n" + table(life, submitted, model))
+    found = problems(life)
+    for problem in found:
+        say(f"NOT AS IT SHOULD BE: {problem}")
+    if not found:
+        say("all of it holds")
+    return 1 if found else 0
 
 
 def problems(life: Life) -> list[str]:
