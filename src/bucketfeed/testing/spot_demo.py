@@ -134,6 +134,7 @@ class _Demo:
                 run_dir=str(self._run_dir / "local"),
                 progress=False,
             )
+            torch.set_num_threads(1)  # as in the job: two lose much where others use the cores
             local = train(config, Topology())
             life = Life(
                 interrupted=interrupted,
