@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from bucketfeed.cli import launch
 from bucketfeed.testing.moto import MotoServer
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +104,21 @@ def test_train_knows_every_option_that_the_readme_gives_it(command: list[str]) -
     ).stdout
     given = [word for word in command[command.index("entrypoints/train.py") :] if word.startswith("--")]
     assert [option for option in given if not re.search(rf"(?<!\S){option}\b", manual)] == []
+
+
+def test_the_notebook_has_every_parameter_that_the_readme_gives_it() -> None:
+    notebook = json.loads((ROOT / "notebooks" / "bucketfeed_colab.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", [])]
+    known = re.findall(r"^(\w+) = ", "".join(cells[0]["source"]), re.MULTILINE)
+    given = [word for c in commands() if c[0] == "papermill" for flag, word in pairwise(c) if flag == "-p"]
+    assert given
+    assert [name for name in given if name not in known] == []
+
+
+def test_launch_knows_the_demonstration_that_the_readme_shows() -> None:
+    command = next(c for c in commands() if "--demo" in c)
+    options, rest = launch.parser().parse_known_args(command[command.index("launch") + 1 :])
+    assert (options.demo, rest) == ("runs/spot-demo", [])
 
 
 def test_make_knows_every_word_that_the_documents_give_it() -> None:

@@ -99,11 +99,11 @@ def test_the_digits_are_parted_the_same_each_time() -> None:
 def test_the_demonstration_removes_only_what_it_made(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(ConfigError, match="name another folder"):
-        demo._emptied(tmp_path)
+        demo.emptied(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     own = tmp_path / "runs" / "demo"
-    (demo._emptied(own) / "cold").mkdir()
-    assert [path.name for path in demo._emptied(own).iterdir()] == [demo._MARK]
+    (demo.emptied(own) / "cold").mkdir()
+    assert [path.name for path in demo.emptied(own).iterdir()] == [demo._MARK]
 
 
 def finished(name: str, starts: int = 1) -> Run:

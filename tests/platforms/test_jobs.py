@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import torch
 from container_jobs import EPOCHS, SAMPLES, Jobs
@@ -19,8 +18,8 @@ from container_jobs import EPOCHS, SAMPLES, Jobs
 import bucketfeed.testing
 from bucketfeed.errors import ConfigError
 from bucketfeed.platforms.sagemaker.job import Job
-from bucketfeed.platforms.sagemaker.submit import submit
 from bucketfeed.testing import jobs as module
+from bucketfeed.testing.job_files import download
 from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.train.config import TrainConfig
 from bucketfeed.train.data import RunData
@@ -47,20 +46,14 @@ def order_here(jobs: Jobs, tmp_path: Path) -> str:
     return RunData(config).order_hash()
 
 
-def submitted(jobs: Jobs, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def spot_job(jobs: Jobs, options: dict[str, Any]) -> dict[str, Any]:
     """Submit a spot job of two hosts with two processes each; return what DescribeTrainingJob says of it."""
-    for name, value in jobs.bucket.server.environment.items():
-        monkeypatch.setenv(name, value)
-    session = boto3.Session()
-    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "*"}]}
-    role = f"trainer-{jobs.bucket.name}"
-    session.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument=json.dumps(trust))
     source = jobs.folder / "source"
     source.mkdir()
     shutil.copy(Path(__file__).with_name("mine.py"), source)
     job = Job(
         bucket=jobs.bucket.name,
-        role=role,
+        role=jobs.bucket.server.create_role(f"trainer-{jobs.bucket.name}"),
         region="us-east-1",
         hyperparameters={**jobs.options, "test-data": f"{jobs.bucket.url}test/", **options},
         instance_count=2,
@@ -69,13 +62,7 @@ def submitted(jobs: Jobs, options: dict[str, Any], monkeypatch: pytest.MonkeyPat
         source=source,
         environment={"OMP_NUM_THREADS": "1"},
     )
-    sent: dict[str, Any] = {}
-    session.events.register(
-        "provide-client-params.sagemaker.CreateTrainingJob", lambda params, **_: sent.update(params)
-    )
-    name = submit(job, session=session)
-    described = session.client("sagemaker").describe_training_job(TrainingJobName=name)
-    return {**described, "Environment": sent["Environment"]}  # which moto forgets
+    return module.submitted(job, jobs.bucket.server.session())
 
 
 def with_variable(description: dict[str, Any], name: str, value: str) -> dict[str, Any]:
@@ -108,11 +95,11 @@ def test_a_job_of_one_host_has_the_order_of_a_local_run_and_leaves_model_and_rec
 
 @SLOW
 def test_a_submitted_spot_job_of_two_hosts_interrupted_in_mid_epoch_takes_each_sample_once_c097(
-    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, tmp_path: Path
 ) -> None:
     records = "/opt/ml/checkpoints/run"
     steps = SAMPLES // 16
-    description = submitted(jobs, {"audit": True, "run-dir": records, "save-seconds": 3600}, monkeypatch)
+    description = spot_job(jobs, {"audit": True, "run-dir": records, "save-seconds": 3600})
     waits = json.dumps({"at": steps + 2, "rank": 1})
     first = jobs.run(
         with_variable(description, "MINE", waits), stop_when=lambda _, line: "waiting for the stop" in line
@@ -130,11 +117,8 @@ def test_a_submitted_spot_job_of_two_hosts_interrupted_in_mid_epoch_takes_each_s
     assert f"resumed at sample {2 * 16} of epoch 1" in second.text()
     assert second.result()["world_size"] == 4
     assert second.result()["order_hash"] == order_here(jobs, tmp_path)
-    run = tmp_path / "merged"
-    run.mkdir()
-    for rank, host in enumerate(("algo-1", "algo-1", "algo-2", "algo-2")):
-        name = f"audit-rank{rank:05}.jsonl"
-        (run / name).write_bytes((second.folders[host] / "checkpoints/run" / name).read_bytes())
+    run = tmp_path / "run"
+    download(jobs.bucket.client, f"{description['CheckpointConfig']['S3Uri']}/run/", run)
     seen = audit(run)
     counts = {epoch: (len(keys), max(keys.values())) for epoch, keys in seen.items()}
     assert counts == dict.fromkeys(range(EPOCHS), (SAMPLES, 1))

@@ -26,7 +26,6 @@ from bucketfeed.testing.jobs import check_allowed
 from bucketfeed.testing.moto import MotoBucket
 from bucketfeed.train.lines import METRICS, epoch_line, evaluation_line
 
-TRUST = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "*"}]}
 ODD = 'it\'s "odd"; $HOME `id` ü'
 SERVICE_SAYS = {"TrainingJobName", "RoleArn"}
 
@@ -38,8 +37,7 @@ class Account:
         self.bucket = bucket
         self.session = boto3.Session()
         self.role = f"trainer-{bucket.name}"
-        role = self.session.client("iam").create_role(RoleName=self.role, AssumeRolePolicyDocument=json.dumps(TRUST))
-        self.role_arn = role["Role"]["Arn"]
+        self.role_arn = bucket.server.create_role(self.role)
 
     def job(self, **more: Any) -> Job:
         own = {"bucket": self.bucket.name, "role": self.role, "region": "us-east-1", "name": self.bucket.name[:40]}

@@ -40,6 +40,10 @@ Run here what would be submitted, in namespaces of its own (Linux, root), with t
 
     launch.py sagemaker ... --local-container
 
+See a spot job's life without AWS, in a minute: digits in a mocked S3, submitted, interrupted, restarted, checked:
+
+    launch.py sagemaker --demo
+
 See a job that was started before (with --logs: all its lines); stop it, which saves first:
 
     launch.py sagemaker --follow bucketfeed-20260102030405
@@ -77,12 +81,19 @@ def add_parser(places: Any) -> None:
     _add_time(p.add_argument_group("time and money"))
     _add_network(p.add_argument_group("network, keys and tags"))
     _add_tuning(p.add_argument_group("tuning"))
-    p.set_defaults(run=run)
+    p.set_defaults(run=lambda options, rest: run(options, rest) if options.demo is None else _demo(p, options, rest))
 
 
 def _add_doing(group: Any) -> None:
     group.add_argument("--dry-run", action="store_true", help="show what would be done; no account is needed")
     group.add_argument("--local-container", action="store_true", help="run what would be submitted on this machine")
+    group.add_argument(
+        "--demo",
+        nargs="?",
+        const="runs/spot-demo",
+        metavar="DIR",
+        help="a spot job's life without AWS; its model goes to DIR (default: runs/spot-demo)",
+    )
     group.add_argument("--wait", action="store_true", help="stay until the job has ended, and show its progress")
     group.add_argument("--logs", action="store_true", help="as --wait, with all lines of the hosts' logs")
     group.add_argument("--follow", metavar="NAME", help="show the progress of a training job that was started before")
@@ -191,6 +202,17 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
         return 0
     _say(f"cost: {_cost(job, tuning)}")
     return _followed(name, session, logs=options.logs, tuning=tuning is not None)
+
+
+def _demo(p: argparse.ArgumentParser, options: argparse.Namespace, rest: list[str]) -> int:
+    """Show the life of a spot job; whatever else is given contradicts it."""
+    given = [a.option_strings[-1] for a in p._actions if getattr(options, a.dest, a.default) not in (a.default, None)]
+    others = [*(name for name in given if name != "--demo"), *rest]
+    if others:
+        raise ConfigError(f"--demo has a bucket, a role, data and options of its own: leave away {' '.join(others)}")
+    from bucketfeed.testing.spot_demo import live
+
+    return live(Path(options.demo))
 
 
 def configured(options: argparse.Namespace, rest: list[str], region: str) -> tuple[Any, Any]:

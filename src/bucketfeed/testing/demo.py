@@ -30,28 +30,28 @@ _MARK = ".bucketfeed-demo"
 
 def demonstrate(run_dir: Path) -> int:
     """Run the demonstration, leave everything in `run_dir`, return 0 if all held."""
-    run_dir = _emptied(run_dir)
+    run_dir = emptied(run_dir)
     began = time.monotonic()
     with digits_bucket() as bucket:
         demo = _Demo(run_dir, bucket)
-        _say("\n1 of 3  cold: 1,437 PNG objects, one request each")
+        say("\n1 of 3  cold: 1,437 PNG objects, one request each")
         cold = demo.train("cold", digits_options(bucket))
-        _say("\n2 of 3  warm: the same again, from the cache")
+        say("\n2 of 3  warm: the same again, from the cache")
         warm = demo.train("warm", digits_options(bucket))
-        _say("\n3 of 3  tars: killed in the middle of the second epoch, resumed in two processes")
+        say("\n3 of 3  tars: killed in the middle of the second epoch, resumed in two processes")
         resumed, killed = demo.killed_and_resumed()
     runs = [cold, warm, resumed]
     problems = _problems(runs, run_dir / "killed", killed)
-    _say("\n" + table(runs))
+    say("\n" + table(runs))
     draw(runs, run_dir / "report.png", aim=_ACCURACY)
     if not problems:
-        _say(
+        say(
             f"Killed by kill -9 after {killed.batches} batches, {killed.saved} of them saved, and resumed: in each "
             f"epoch the model was trained\non {_SEEN:,} samples, on none of them twice."
         )
     for problem in problems:
-        _say(f"NOT AS IT SHOULD BE: {problem}")
-    _say(f"{time.monotonic() - began:.0f} s in all. Picture: {_near(run_dir / 'report.png')}")
+        say(f"NOT AS IT SHOULD BE: {problem}")
+    say(f"{time.monotonic() - began:.0f} s in all. Picture: {near(run_dir / 'report.png')}")
     return 1 if problems else 0
 
 
@@ -94,13 +94,13 @@ class _Demo:
         records = folder / "audit-rank00000.jsonl"
         process = self._start("killed", [*options, "--batch-size", "32"], 1)
         try:
-            _wait_for(lambda: _reached(records), process)
+            _wait_for(lambda: reached(records), process)
             process.send_signal(signal.SIGKILL)
             process.wait(timeout=10)
         finally:
             _end(process)
         batches = len(read_records(records))
-        _say(f"\nkilled (exit code {process.returncode}) after {batches} batches; starting again, in two processes")
+        say(f"\nkilled (exit code {process.returncode}) after {batches} batches; starting again, in two processes")
         # The same global batch, on any number of ranks, gives the same order and the same steps.
         resumed = self.train("killed", [*options, "--batch-size", "16"], processes=2)
         return resumed, _Killed(process.returncode, batches, int(resumed.of("start")[-1]["steps"]))
@@ -117,21 +117,22 @@ class _Demo:
         return start(command, environment, stdout=subprocess.PIPE, text=True)
 
 
-def _emptied(run_dir: Path) -> Path:
+def emptied(run_dir: Path) -> Path:
     """Return the folder, absolute and empty but for its mark. Only what an earlier demonstration left is removed."""
     run_dir = run_dir.absolute()
     if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError(f"--run-dir {run_dir} is a file: name a folder")
+        raise ConfigError(f"{run_dir} is a file: name a folder")
     if run_dir.exists() and any(run_dir.iterdir()):
         if not (run_dir / _MARK).exists():
-            raise ConfigError(f"--run-dir {run_dir} has files that no demonstration has put there: name another folder")
+            raise ConfigError(f"{run_dir} has files that no demonstration has put there: name another folder")
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / _MARK).touch()
     return run_dir
 
 
-def _reached(records: Path) -> bool:
+def reached(records: Path) -> bool:
+    """Whether a run is in the midst of its second epoch, by a rank's audit."""
     epoch, batches = _KILL_AT
     return records.exists() and sum(r["epoch"] == epoch for r in read_records(records)) >= batches
 
@@ -180,10 +181,12 @@ def _problems(runs: list[Run], audited: Path, killed: _Killed) -> list[str]:
     return found
 
 
-def _near(path: Path) -> Path:
+def near(path: Path) -> Path:
+    """Return the path as a person here would write it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -53,7 +53,7 @@ def lay_out(description: Mapping[str, Any], s3: Any, root: Path, host: str, host
         if channels[name]["S3DistributionType"] == "ShardedByS3Key":
             mine = slice(hosts.index(host), None, len(hosts))
         (root / "input/data" / name).mkdir(exist_ok=True)
-        _download(s3, source["S3Uri"], root / "input/data" / name, mine)
+        download(s3, source["S3Uri"], root / "input/data" / name, mine)
     _write(root, "inputdataconfig", channels)
 
 
@@ -61,7 +61,7 @@ def download_checkpoints(description: Mapping[str, Any], s3: Any, root: Path) ->
     """Download what an earlier run of the job has saved; return what is there now."""
     url = (description.get("CheckpointConfig") or {}).get("S3Uri")
     if url:
-        _download(s3, url.rstrip("/") + "/", root / "checkpoints")
+        download(s3, url.rstrip("/") + "/", root / "checkpoints")
     return _seen(root / "checkpoints")
 
 
@@ -112,7 +112,8 @@ def _objects(s3: Any, bucket: str, prefix: str) -> Iterator[str]:
                 yield found["Key"]
 
 
-def _download(s3: Any, url: str, folder: Path, mine: slice = slice(None)) -> None:
+def download(s3: Any, url: str, folder: Path, mine: slice = slice(None)) -> None:
+    """Write what lies below `url`, or that part of it, into `folder`."""
     bucket, prefix = _parted(url)
     for key in list(_objects(s3, bucket, prefix))[mine]:
         relative = PurePosixPath(key[len(prefix) :].lstrip("/") or key.rsplit("/", 1)[-1])

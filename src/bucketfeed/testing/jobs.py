@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bucketfeed.errors import BucketfeedError, ConfigError
+from bucketfeed.platforms.sagemaker.job import Job
 from bucketfeed.testing.image import make_image
 from bucketfeed.testing.job_files import download_checkpoints, lay_out, sync_checkpoints, upload_results
 
@@ -132,6 +133,18 @@ def run_training_job(
     if result.status != "Interrupted":
         upload_results(s3, [host.folder for host in hosts], result.output_url)
     return result
+
+
+def submitted(job: Job, session: Any) -> dict[str, Any]:
+    """Submit `job` and return what DescribeTrainingJob says of it, with the Environment, which moto forgets."""
+    from bucketfeed.platforms.sagemaker.submit import submit
+
+    sent: dict[str, Any] = {}
+    event = "provide-client-params.sagemaker.CreateTrainingJob"
+    session.events.register(event, lambda params, **_: sent.update(params))
+    name = submit(job, session=session)
+    described = session.client("sagemaker").describe_training_job(TrainingJobName=name)
+    return {**described, "Environment": sent["Environment"]}
 
 
 def check_allowed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -50,17 +51,28 @@ class MotoServer(ServerProcess):
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def client(self) -> Any:
-        """Return a boto3 S3 client."""
+    def session(self) -> Any:
+        """Return a boto3 session whose clients, of whatever service, reach this server and nothing else."""
         import boto3
 
-        return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint_url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-            region_name="us-east-1",
-        )
+        own = self.endpoint_url
+
+        class Session(boto3.Session):  # type: ignore[misc]
+            def client(self, name: str, **options: Any) -> Any:
+                return super().client(name, **{"endpoint_url": own, **options})
+
+        return Session(aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-east-1")
+
+    def client(self) -> Any:
+        """Return a boto3 S3 client."""
+        return self.session().client("s3")
+
+    def create_role(self, name: str) -> str:
+        """Make an IAM role that SageMaker may run jobs under, and return its ARN."""
+        trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "*"}
+        policy = json.dumps({"Statement": [trust]})
+        iam = self.session().client("iam")
+        return str(iam.create_role(RoleName=name, AssumeRolePolicyDocument=policy)["Role"]["Arn"])
 
     def create_bucket(self, name: str) -> MotoBucket:
         """Return a new, empty bucket."""

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from types import TracebackType
@@ -31,23 +30,19 @@ class ServerProcess:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.endpoint_url = f"http://127.0.0.1:{port}"
+        self._command = command(port)
         self._process = subprocess.Popen(
-            command(port),
+            self._command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt is for who uses it: a notebook's stop button hits the whole group
         )
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end and self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(self.endpoint_url + answers_at, timeout=5).close()
-                return
-            time.sleep(0.05)
-        code = self._process.poll()
-        self.stop()
-        state = f"ended with {code}" if code is not None else f"did not answer within {_START_SECONDS:.0f} s"
-        raise ReadError(f"{name} at {self.endpoint_url} {state}; try by hand: {' '.join(command(port))}")
+        try:
+            self._wait_until_it_answers(self.endpoint_url + answers_at, name)
+        except BaseException:  # of a Ctrl-C too nothing is left
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End the server; its contents are gone."""
@@ -57,6 +52,17 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(timeout=10)
+
+    def _wait_until_it_answers(self, url: str, name: str) -> None:
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(url, timeout=5).close()
+                return
+            time.sleep(0.05)
+        code = self._process.poll()
+        state = f"ended with {code}" if code is not None else f"did not answer within {_START_SECONDS:.0f} s"
+        raise ReadError(f"{name} at {self.endpoint_url} {state}; try by hand: {' '.join(self._command)}")
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from bucketfeed.platforms.sagemaker.aws import told
 
 _GROUP = "/aws/sagemaker/TrainingJobs"
 _OVER = {"Completed", "Failed", "Stopped"}
-_PROGRESS = re.compile(r"epoch \d+: |resumed at |container: |Traceback|Error")
+PROGRESS = re.compile(r"epoch \d+: |resumed at |container: |Traceback|Error")
 _SECONDS = 10.0  # between looks; AWS allows few calls a second for all jobs of an account
 
 
@@ -107,7 +107,7 @@ def follow(
             description = client.describe_training_job(TrainingJobName=name)
         phases = _say_phases(description, phases, say)
         for host, line in log.lines():
-            if logs or _PROGRESS.search(line):
+            if logs or PROGRESS.search(line):
                 say(f"{host}: {line}")
         if description["TrainingJobStatus"] in _OVER:
             return _ended(description)
