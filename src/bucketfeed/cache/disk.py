@@ -155,10 +155,11 @@ class DiskCache:
             self._room.shrink()
 
     def stats(self) -> CacheStats:
-        """Scan the folder and return what is in it."""
+        """Scan the folder and return what is in it: nothing where it was removed, until something is kept again."""
         used = self._room.recount()
         files = sum(not file.temporary for file in self._room.files())
-        return CacheStats(files, used, self.limit_bytes, shutil.disk_usage(self.folder).free)
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return CacheStats(files, used, self.limit_bytes, shutil.disk_usage(there).free)
 
     def verify(self) -> int:
         """Check every extent's length and checksum, remove those that are damaged, and return how many were."""

@@ -131,10 +131,13 @@ class Room:
         return self._index_bytes()
 
     def recount(self) -> int:
-        """Scan, drop what dead processes left, write down and return the bytes used."""
-        with locked(self._ledger) as ledger:
-            used = sum(file.used_bytes for file in self._living()) + self._folder_bytes()
-            _note(ledger, used)
+        """Scan, drop what dead processes left, write down and return the bytes used; 0 where the folder was removed."""
+        try:
+            with locked(self._ledger) as ledger:
+                used = sum(file.used_bytes for file in self._living()) + self._folder_bytes()
+                _note(ledger, used)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
         return used + self._index_bytes()
 
     def files(self) -> Iterator[CacheFile]:
