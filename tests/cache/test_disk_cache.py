@@ -146,6 +146,19 @@ def test_the_least_recently_used_leave_first_and_disk_use_stays_below_the_limit(
     assert len(kept) >= 15
 
 
+def test_times_of_use_that_are_still_to_come_keep_no_file_from_leaving(tmp_path: Path):
+    cache = DiskCache(tmp_path / "cache", "2MiB")
+    odd = [an_extent(f"odd {number}") for number in range(5)]
+    for extent in odd:
+        assert cache.put(extent, body(extent))
+    for path in cache_files(cache):  # a clock set back, an archive unpacked
+        os.utime(path, (4e9, 4e9))
+    for number in range(21):
+        assert cache.put(an_extent(number), body(an_extent(number)))
+    kept = [read_all(cache, extent) is not None for extent in [*odd, *map(an_extent, range(10, 21))]]
+    assert kept == [False] * 5 + [True] * 11
+
+
 def test_what_is_held_is_not_evicted_and_the_rest_goes_on_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     cache = DiskCache(tmp_path / "cache", "1MiB")
     extents = [an_extent(number) for number in range(20)]
