@@ -368,6 +368,34 @@ def test_c013_a_file_cut_short_is_seen_by_the_process_that_wrote_it_too(cache: D
     assert cache.get(extent) is None
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("by", ["writing", "reading"])
+def test_c013_a_file_damaged_in_place_is_seen_by_the_process_that_has_used_it(cache: DiskCache, damage, by: str):
+    extent = an_extent("a")
+    if by == "writing":
+        cache.get_or_fetch(extent, lambda: body(extent)).close()
+    else:
+        cache.put(extent, body(extent))
+        assert read_all(cache, extent) == body(extent)
+    inode = cache_files(cache)[0].stat().st_ino
+    damage(cache_files(cache)[0])
+    assert cache_files(cache)[0].stat().st_ino == inode
+    with cache.get_or_fetch(extent, lambda: body(extent)) as found:
+        assert found.read(0, extent.stop) == body(extent)
+
+
+def test_c013_a_file_replaced_by_a_damaged_copy_is_seen_by_the_process_that_has_used_it(cache: DiskCache):
+    extent = an_extent("a")
+    cache.get_or_fetch(extent, lambda: body(extent)).close()
+    [path] = cache_files(cache)
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    flip(copy)
+    os.utime(copy, (path.stat().st_atime, path.stat().st_mtime))
+    os.replace(copy, path)
+    assert read_all(cache, extent) is None
+
+
 def test_c013_a_file_cut_while_it_is_open_is_an_error_that_names_it(cache: DiskCache):
     extent = an_extent("a")
     with cache.get_or_fetch(extent, lambda: body(extent)) as found:
