@@ -111,3 +111,21 @@ def test_a_folder_removed_under_an_open_file_is_read_around(tmp_path: Path, in_m
         assert file.read(100) == whole[:100]
         shutil.rmtree(tmp_path / "cache")
         assert file.read() == whole[100:]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_was_removed_counts_as_empty_and_fills_again(tmp_path: Path, replaced: bool):
+    cache = DiskCache(tmp_path / "runs" / "cache", "64MiB")
+    extent = an_extent("a")
+    assert cache.put(extent, body(extent))
+    shutil.rmtree(tmp_path / "runs")
+    if replaced:
+        (tmp_path / "runs").write_text("a file")
+    stats = cache.stats()
+    assert (stats.files, stats.bytes_used, stats.limit_bytes) == (0, 0, 64 << 20)
+    assert stats.free_bytes > 0
+    assert cache.verify() == 0
+    cache.clear()
+    if not replaced:
+        assert cache.put(extent, body(extent))
+        assert cache.stats().files == 1

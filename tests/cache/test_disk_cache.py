@@ -146,6 +146,19 @@ def test_the_least_recently_used_leave_first_and_disk_use_stays_below_the_limit(
     assert len(kept) >= 15
 
 
+def test_times_of_use_that_are_still_to_come_keep_no_file_from_leaving(tmp_path: Path):
+    cache = DiskCache(tmp_path / "cache", "2MiB")
+    odd = [an_extent(f"odd {number}") for number in range(5)]
+    for extent in odd:
+        assert cache.put(extent, body(extent))
+    for path in cache_files(cache):  # a clock set back, an archive unpacked
+        os.utime(path, (4e9, 4e9))
+    for number in range(21):
+        assert cache.put(an_extent(number), body(an_extent(number)))
+    kept = [read_all(cache, extent) is not None for extent in [*odd, *map(an_extent, range(10, 21))]]
+    assert kept == [False] * 5 + [True] * 11
+
+
 def test_what_is_held_is_not_evicted_and_the_rest_goes_on_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     cache = DiskCache(tmp_path / "cache", "1MiB")
     extents = [an_extent(number) for number in range(20)]
@@ -353,6 +366,34 @@ def test_c013_a_file_cut_short_is_seen_by_the_process_that_wrote_it_too(cache: D
     cache.put(extent, body(extent))
     damage(cache_files(cache)[0])
     assert cache.get(extent) is None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("by", ["writing", "reading"])
+def test_c013_a_file_damaged_in_place_is_seen_by_the_process_that_has_used_it(cache: DiskCache, damage, by: str):
+    extent = an_extent("a")
+    if by == "writing":
+        cache.get_or_fetch(extent, lambda: body(extent)).close()
+    else:
+        cache.put(extent, body(extent))
+        assert read_all(cache, extent) == body(extent)
+    inode = cache_files(cache)[0].stat().st_ino
+    damage(cache_files(cache)[0])
+    assert cache_files(cache)[0].stat().st_ino == inode
+    with cache.get_or_fetch(extent, lambda: body(extent)) as found:
+        assert found.read(0, extent.stop) == body(extent)
+
+
+def test_c013_a_file_replaced_by_a_damaged_copy_is_seen_by_the_process_that_has_used_it(cache: DiskCache):
+    extent = an_extent("a")
+    cache.get_or_fetch(extent, lambda: body(extent)).close()
+    [path] = cache_files(cache)
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    flip(copy)
+    os.utime(copy, (path.stat().st_atime, path.stat().st_mtime))
+    os.replace(copy, path)
+    assert read_all(cache, extent) is None
 
 
 def test_c013_a_file_cut_while_it_is_open_is_an_error_that_names_it(cache: DiskCache):

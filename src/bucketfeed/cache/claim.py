@@ -12,7 +12,7 @@ import fcntl
 import os
 from collections.abc import Callable
 
-from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, trailer
+from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, stamp, trailer
 from bucketfeed.cache.room import Room, is_at, open_locks, unlock_and_close
 from bucketfeed.errors import CacheError
 from bucketfeed.store.ranges import Buffer, Range
@@ -44,6 +44,7 @@ class Claim:
                     self._warn("all that could make room for it is in use")
                 return MemoryExtent(self.range, data)
             _write_all(self._fd, data, trailer(data))
+            stamp(self._fd)
             self._room.rename(self._fd, _temporary(self._path), self._path)
         except OSError as e:
             self._warn("no space is left on its disk" if e.errno in (errno.ENOSPC, errno.EDQUOT) else str(e))

@@ -16,7 +16,7 @@ import xxhash
 
 from bucketfeed.cache import passes
 from bucketfeed.cache.claim import Claim, take_claim
-from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, hold, intact
+from bucketfeed.cache.extent import TRAILER_BYTES, AnyExtent, Extent, MemoryExtent, hold, intact, is_stamp, stamp
 from bucketfeed.cache.room import Room
 from bucketfeed.errors import CacheError, ConfigError
 from bucketfeed.store.ranges import Buffer, Range
@@ -28,7 +28,7 @@ _WAIT_SECONDS = 150.0  # for another process's fetch: longer than all its retrie
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.05
 _TOUCH_NS = 1_000_000_000  # last use is noted no finer than this
 _KEPT_FREE = 5 << 30  # a small cloud disk that is full takes the whole machine down
-_MAX_VERIFIED = 1 << 16  # names of files: bounds what they take in memory to about 10 MB
+_MAX_VERIFIED = 1 << 16  # names of files: bounds what they take in memory to about 20 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class DiskCache:
                 f"limit_bytes is {limit_bytes!r}, it must be at least 1; to read without a cache: cache=None"
             )
         self._room = Room(self.folder, self.limit_bytes)
-        self._verified: set[str] = set()
+        self._verified: dict[str, tuple[int, int]] = {}  # of a path: inode and time of change of the file found intact
         self._warned = False
 
     @property
@@ -155,10 +155,11 @@ class DiskCache:
             self._room.shrink()
 
     def stats(self) -> CacheStats:
-        """Scan the folder and return what is in it."""
+        """Scan the folder and return what is in it: nothing where it was removed, until something is kept again."""
         used = self._room.recount()
         files = sum(not file.temporary for file in self._room.files())
-        return CacheStats(files, used, self.limit_bytes, shutil.disk_usage(self.folder).free)
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return CacheStats(files, used, self.limit_bytes, shutil.disk_usage(there).free)
 
     def verify(self) -> int:
         """Check every extent's length and checksum, remove those that are damaged, and return how many were."""
@@ -220,7 +221,7 @@ class DiskCache:
                 for claim, body in zip(claims.values(), fetch(list(claims)), strict=True):
                     published = found[claim.range] = claim.publish(body)
                     if isinstance(published, Extent):
-                        self._remember(published.path)
+                        self._remember(published.path, published.inode)
         finally:
             for claim in claims.values():
                 claim.abandon()
@@ -243,25 +244,31 @@ class DiskCache:
             if not status.st_nlink:  # evicted before it was held
                 raise _Unusable
             whole = status.st_size == range.length + TRAILER_BYTES
-            if not whole or (path not in self._verified and not intact(fd, range.length)):
+            known = self._is_known(path, status)
+            if not whole or (not known and not intact(fd, range.length)):
                 _log.info("the cache file %s of %s is damaged; fetching it again", path, range)
-                self._verified.discard(path)
+                self._verified.pop(path, None)
                 os.unlink(path)
                 raise _Unusable
-            self._remember(path)
-            now = time.time_ns()
-            if abs(now - status.st_mtime_ns) > _TOUCH_NS:
+            if not known or abs(time.time_ns() - status.st_mtime_ns) > _TOUCH_NS:
+                seen = status.st_mtime_ns
                 with contextlib.suppress(OSError):  # another user's file in a shared folder, or a read-only one
-                    os.utime(fd, ns=(now, now))
+                    seen = stamp(fd)
+                self._remember(path, status.st_ino, seen)
         except (_Unusable, OSError):
             extent.close()
             return None
         return extent
 
-    def _remember(self, path: str) -> None:
+    def _is_known(self, path: str, status: os.stat_result) -> bool:
+        """Return whether the file was found intact, and nobody has written to it since."""
+        inode, seen = self._verified.get(path, (0, 0))
+        return inode == status.st_ino and (seen == status.st_mtime_ns or is_stamp(status.st_mtime_ns))
+
+    def _remember(self, path: str, inode: int, seen: int = 0) -> None:
         if len(self._verified) >= _MAX_VERIFIED:
             self._verified.clear()
-        self._verified.add(path)
+        self._verified[path] = (inode, seen)
 
     def _warn(self, why: str) -> None:
         if self._warned:

@@ -20,6 +20,7 @@ _MAGIC = b"bfextnt1"
 TRAILER_BYTES = _TRAILER.size
 
 _CHECKED_AT_ONCE = 1 << 20
+_WHOLE_NS = 1_000_000
 _HOLD_TRIES = (0.0, 0.0002, 0.0005, 0.001, 0.002, 0.005)  # seconds: a writer or evictor has it no longer than this
 
 
@@ -68,6 +69,11 @@ class Extent:
                 f"{self.range} can't be read from its cache file {self.path}: {e}; check the disk, remove the file"
             ) from e
 
+    @property
+    def inode(self) -> int:
+        """The number of the open file."""
+        return os.fstat(self._fd).st_ino
+
     def close(self) -> None:
         """Close the file; from now on it may be evicted."""
         fd, self._fd = self._fd, -1
@@ -108,6 +114,22 @@ def intact(fd: int, length: int) -> bool:
         return bool(digest.intdigest() == checksum)
     except OSError:
         return False
+
+
+def stamp(fd: int) -> int:
+    """Note that an open cache file, known to be intact, is used now; return the time noted.
+
+    It is a whole millisecond, which that of a write in place is not, but for one in a million.
+    """
+    now = time.time_ns()
+    now -= now % _WHOLE_NS
+    os.utime(fd, ns=(now, now))
+    return now
+
+
+def is_stamp(time_ns: int) -> bool:
+    """Return whether a time of change is one that some process of the node has noted, so that none wrote since."""
+    return time_ns % _WHOLE_NS == 0
 
 
 def hold(fd: int) -> bool:

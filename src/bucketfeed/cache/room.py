@@ -131,10 +131,13 @@ class Room:
         return self._index_bytes()
 
     def recount(self) -> int:
-        """Scan, drop what dead processes left, write down and return the bytes used."""
-        with locked(self._ledger) as ledger:
-            used = sum(file.used_bytes for file in self._living()) + self._folder_bytes()
-            _note(ledger, used)
+        """Scan, drop what dead processes left, write down and return the bytes used; 0 where the folder was removed."""
+        try:
+            with locked(self._ledger) as ledger:
+                used = sum(file.used_bytes for file in self._living()) + self._folder_bytes()
+                _note(ledger, used)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
         return used + self._index_bytes()
 
     def files(self) -> Iterator[CacheFile]:
@@ -144,7 +147,7 @@ class Room:
                 if _FILE.fullmatch(entry.name):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
-                        yield CacheFile(entry.path, _used_bytes(status), status.st_mtime_ns)
+                        yield CacheFile(entry.path, _used_bytes(status), _used_at_ns(entry.path, status))
 
     def _evict(self, limit: int, need: int) -> int:
         """Remove the files used longest ago until `need` fits, and some more; return the bytes used then."""
@@ -284,6 +287,17 @@ def _allocate(fd: int, length: int) -> None:
 def _used_bytes(status: os.stat_result) -> int:
     # A file being written without preallocation has its length before its blocks.
     return max(status.st_blocks * 512, _blocks(status.st_size))
+
+
+def _used_at_ns(path: str, status: os.stat_result) -> int:
+    """Return the time of last use. One to come, of a clock set back or another's touch, is put right for good."""
+    now = time.time_ns()
+    if status.st_mtime_ns <= now:
+        return status.st_mtime_ns
+    used_at = min(status.st_ctime_ns, now)
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(used_at, used_at), follow_symlinks=False)
+    return used_at
 
 
 def _blocks(length: int) -> int:
