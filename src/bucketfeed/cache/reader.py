@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.extent import AnyExtent, MemoryExtent
@@ -102,7 +103,7 @@ class CachedReader:
                     continue  # the disk fails or the file was cut: the store still has it
         return None
 
-    def __reduce__(self) -> tuple[Callable[..., CachedReader], tuple[RangeReader, DiskCache]]:
+    def __reduce__(self) -> tuple[Callable[..., CachedReader], tuple[Any, ...]]:
         return type(self), (self.inner, self.cache)
 
     def __repr__(self) -> str:

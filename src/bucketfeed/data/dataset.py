@@ -21,8 +21,11 @@ from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.data.stats import Stats
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError
+from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
+from bucketfeed.formats.format import Format
 from bucketfeed.formats.index import Chunks, Index, build_index, sample_from
+from bucketfeed.formats.registry import format_of
 from bucketfeed.sampling.order import Order
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
@@ -74,8 +77,7 @@ class MapDataset:
     def __getitems__(self, items: Sequence[int]) -> list[Any]:
         """Return many samples, read at once: near ranges are merged, all are fetched at the same time."""
         samples = np.array([self._checked(item) for item in items], dtype=np.int64)
-        rows = zip(*(column.tolist() for column in self.index.locate(samples)), strict=True)
-        ranges = [self.manifest.range(shard, start, start + length) for shard, start, length in rows]
+        ranges = self.index.ranges(samples)
         if isinstance(self.reader, CachedReader):
             chunks = self.chunks()
             within = [chunks.range(chunk) for chunk in chunks.of(samples).tolist()]
@@ -152,7 +154,7 @@ def _chunks(index: Index, chunk_bytes: int) -> Chunks:
 def open_dataset(
     url: str | os.PathLike[str],
     *,
-    format: Literal["auto", "raw", "tar"] | str = "auto",
+    format: str | Format = "auto",
     decode: Decode | None = None,
     cache: DiskCache | Literal["auto"] | None = "auto",
     storage_options: dict[str, Any] | None = None,
@@ -166,7 +168,8 @@ def open_dataset(
 
     Args:
         url: `s3://bucket/prefix/`, `gs://`, a path, `memory://` or any other fsspec URL. Keys are taken exactly.
-        format: "raw" (one object, one sample), "tar" (WebDataset shards) or "auto" (by the names found).
+        format: "auto" (by the names found), "raw" (one object, one sample), "tar" (WebDataset shards), "jsonl", "text",
+            "csv" or "tsv" (a line or row, one sample); or a format with options, such as `bf.Csv(delimiter=";")`.
         decode: gets a sample (dict of `"__key__"` and bytes by field) and returns anything; None leaves bytes.
         cache: a `DiskCache`; "auto" takes the default folder, except for data that lies on this machine; None reads
             without a cache and forgets the index with the process.
@@ -181,44 +184,47 @@ def open_dataset(
         raise ConfigError(f"decode must be a function of one sample, or None, not {decode!r}")
     if cache not in ("auto", None) and not isinstance(cache, DiskCache):
         raise ConfigError(f"cache must be a bucketfeed.DiskCache, 'auto' or None, not {cache!r}")
-    reader, kept, folder = _opened(os.fspath(url), cache, storage_options)
-    if isinstance(index, Index):
-        return MapDataset(index, reader, decode)
-    manifest = Manifest.from_url(os.fspath(url), storage_options=storage_options, folder=folder, progress=progress)
-    named = detect(manifest) if format == "auto" else format
-    path = None if index is None else Path(index)
-    built = build_index(
-        manifest,
-        named,
-        reader,
-        cache=kept,
-        folder=folder,
-        path=path,
-        chunk_bytes=CHUNK_BYTES,
-        progress=progress,
-    )
+    inner = open_reader(url, storage_options)
+    kept, folder = _kept(cache)
+    given = index if isinstance(index, Index) else None
+    if given is None:
+        manifest = Manifest.from_url(os.fspath(url), storage_options=storage_options, folder=folder, progress=progress)
+        known = format_of(detect(manifest) if format == "auto" else format)
+        decodes = known.decodes(manifest)
+    else:
+        decodes = given.decodes
+    if decodes:  # what is decoded is kept in any case
+        kept = kept or DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()))
+    elif inner.is_local and cache == "auto":  # what lies here already needs no copy
+        kept = None
+    if given is None:
+        given = build_index(
+            manifest,
+            known,
+            inner,
+            cache=kept,
+            folder=folder,
+            path=None if index is None else Path(index),
+            chunk_bytes=CHUNK_BYTES,
+            progress=progress,
+        )
+        if kept is not None:
+            kept.indexed()
+    reader: RangeReader = inner
     if kept is not None:
-        kept.indexed()
-    return MapDataset(built, reader, decode)
+        reader = DecodedReader(inner, kept, _chunks(given, CHUNK_BYTES)) if decodes else CachedReader(inner, kept)
+    return MapDataset(given, reader, decode)
 
 
-def _opened(
-    url: str, cache: DiskCache | Literal["auto"] | None, storage_options: dict[str, Any] | None
-) -> tuple[RangeReader, DiskCache | None, Path]:
-    """Return the reader, the cache that it goes through, and the folder for manifest and index."""
-    reader = open_reader(url, storage_options)
+def _kept(cache: DiskCache | Literal["auto"] | None) -> tuple[DiskCache | None, Path]:
+    """Return the cache that is meant, and the folder for manifest and index."""
     if cache == "auto":
         try:
-            kept = DiskCache()
+            cache = DiskCache()
         except CacheError as e:
             _log.warning("going on without a cache: %s", e)
-            return reader, None, _temporary_folder()
-        if reader.is_local:
-            return reader, None, kept.index_folder
-        return CachedReader(reader, kept), kept, kept.index_folder
-    if cache is None:
-        return reader, None, _temporary_folder()
-    return CachedReader(reader, cache), cache, cache.index_folder
+            cache = None
+    return cache, _temporary_folder() if cache is None else cache.index_folder
 
 
 @dataclass(eq=False)

@@ -187,9 +187,7 @@ class Pipeline:
         return len(jobs) > _MAX_NEXT_EPOCH and jobs[-_MAX_NEXT_EPOCH].plan.epoch > jobs[0].plan.epoch
 
     def _job(self, plan: BatchPlan) -> _Job:
-        rows = zip(*(column.tolist() for column in self._index.locate(plan.samples)), strict=True)
-        manifest = self._index.manifest
-        ranges = [manifest.range(shard, start, start + length) for shard, start, length in rows]
+        ranges = self._index.ranges(plan.samples)
         keys: list[Key | None] = [None] * len(ranges)
         first, self._first = self._first, False
         if first and not self._single:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from bucketfeed.cache.disk import DiskCache
+from bucketfeed.formats.format import Format
 from bucketfeed.formats.journal import Journal
-from bucketfeed.formats.registry import Format
-from bucketfeed.formats.window import RangeWindow
+from bucketfeed.formats.window import RangeWindow, StreamWindow, Window
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Counts, Range, RangeReader
 
@@ -50,7 +50,6 @@ def find_samples(
     once, in steps of `chunk_bytes`; larger members are hopped over. Whole chunks go into `cache` as they come by,
     as long as they fit; not from an `executor`, whose tasks may run on any machine.
     """
-    assert format.scan is not None
     shards = shards_of(manifest, format)
     todo = [shard for shard in shards if shard not in journal]
     ahead = max(1, _REQUESTS // max(1, len(todo)))
@@ -58,7 +57,7 @@ def find_samples(
         _bar(manifest, shards, journal, progress) as bar,
         ThreadPoolExecutor(min(_THREADS, max(1, len(todo))), thread_name_prefix="bucketfeed-index") as pool,
     ):
-        filling = None if cache is None or executor else _Filling(cache, manifest, chunk_bytes)
+        filling = None if cache is None or executor else _Filling(cache, manifest, format, chunk_bytes)
         scan = _Scan(format, reader, filling, chunk_bytes, ahead, bar)
         call = _Elsewhere(pickle.dumps((format, reader, chunk_bytes))) if executor else scan
         running = {(executor or pool).submit(call, shard, manifest.range(shard)) for shard in todo}
@@ -155,26 +154,33 @@ class _Scan:
             seen = stop
             return buffers
 
-        window = RangeWindow(read, size, step=self.ahead * self.chunk_bytes, hop=self.chunk_bytes)
-        starts: list[int] = []
-        stops: list[int] = []
-        first = 0  # sample that opened the chunk in hand
-        assert self.format.scan is not None
-        for start, stop in self.format.scan(window, whole.url):
-            if starts and start // self.chunk_bytes != starts[first] // self.chunk_bytes:
-                self._fill(window, shard, starts[first], stops[-1])
-                first = len(starts)
-            starts.append(start)
-            stops.append(stop)
-            window.release(starts[first] if self.filling else start)
-        if starts:
-            self._fill(window, shard, starts[first], stops[-1])
+        step = self.ahead * self.chunk_bytes
+        front_to_back = itertools.chain.from_iterable(read(at, min(at + step, size)) for at in range(0, size, step))
+        contents = self.format.contents(front_to_back, whole.url)
+        window: Window
+        if contents is None:
+            window = RangeWindow(read, size, step=step, hop=self.chunk_bytes)
+        else:
+            window = StreamWindow(contents)
+        blocks = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        first = last = -1  # of the chunk in hand: where its first sample starts and its last one stops
+        for starts, stops in self.format.scan(window, whole.url):
+            blocks.append((starts, stops))
+            if self.filling:
+                cells = starts // self.chunk_bytes
+                opening = np.flatnonzero(cells != np.concatenate([[first // self.chunk_bytes], cells[:-1]]))
+                for number in opening.tolist():
+                    self._fill(window, shard, first, int(stops[number - 1]) if number else last)
+                    first = int(starts[number])
+            last = int(stops[-1])
+            window.release(first if self.filling else last)
+        self._fill(window, shard, first, last)
         self._advance(size - seen)
-        found = np.array(starts, np.int64)
-        return _Found(shard, found, np.array(stops, np.int64) - found)
+        found, ends = (np.concatenate(column) for column in zip(*blocks, strict=True))
+        return _Found(shard, found, ends - found)
 
-    def _fill(self, window: RangeWindow, shard: int, start: int, stop: int) -> None:
-        if self.filling and window.holds(start, stop):
+    def _fill(self, window: Window, shard: int, start: int, stop: int) -> None:
+        if self.filling and start >= 0 and window.holds(start, stop):
             self.filling.put(shard, start, window.view(start, stop))
 
     def _advance(self, more: int) -> None:
@@ -186,9 +192,10 @@ class _Scan:
 class _Filling:
     """Puts chunks into the cache until as much as it may hold has gone in, so that none drives out another."""
 
-    def __init__(self, cache: DiskCache, manifest: Manifest, chunk_bytes: int) -> None:
+    def __init__(self, cache: DiskCache, manifest: Manifest, format: Format, chunk_bytes: int) -> None:
         self._cache = cache
         self._manifest = manifest
+        self._format = format
         self._lock = threading.Lock()
         # Extents take whole disk blocks, and the one that fills the last room would evict the first.
         self._room = cache.stats().limit_bytes - chunk_bytes
@@ -198,6 +205,6 @@ class _Filling:
         with self._lock:
             self._room -= len(data)
             fits = self._room >= 0
-        if fits and not self._cache.put(self._manifest.range(shard, start, start + len(data)), data):
+        if fits and not self._cache.put(self._format.range(self._manifest, shard, start, start + len(data)), data):
             with self._lock:
                 self._room = 0

@@ -6,20 +6,24 @@ import posixpath
 from collections import Counter
 
 from bucketfeed.errors import FormatError
+from bucketfeed.formats.delimited import Csv, Tsv
+from bucketfeed.formats.lines import Jsonl
 from bucketfeed.store.manifest import Manifest
 
 # What people put beside shards, and training never reads.
-_SIDECARS = frozenset((".json", ".txt", ".md", ".idx", ".index", ".yaml", ".yml", ".csv", ".log", ".sha256", ".md5"))
+_SIDECARS = frozenset((".json", ".txt", ".md", ".idx", ".index", ".yaml", ".yml", ".log", ".sha256", ".md5"))
 _MARKS = frozenset(("_SUCCESS", "LICENSE", "README", "MANIFEST", "SHA256SUMS", "MD5SUMS"))
 _NAMES = 65_536  # looked at, evenly spaced where there are more: a fraction of a second
+_TABLES = {format.name: format.suffixes for format in (Jsonl(), Csv(), Tsv())}  # text lies beside anything
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 
 def detect(manifest: Manifest) -> str:
-    """Return "tar" where the objects are tars, and "raw" otherwise.
+    """Return the format that the objects have by their names: that of shards where all are such, and "raw" otherwise.
 
-    Small files that describe a data set (`.json`, `.txt`, `.md`, ...) may lie beside tars. Raises `FormatError` for
-    tars next to other data, and for compressed tars. Of a larger manifest 65,536 names are looked at.
+    Small files that describe a data set (`.json`, `.txt`, `.md`, ...) may lie beside shards, and tables beside tars and
+    pictures. Raises `FormatError` for tars next to other data, for shards of two formats, and for compressed tars. Of
+    a larger manifest 65,536 names are looked at.
     """
     kinds: Counter[str] = Counter()
     example: dict[str, str] = {}
@@ -28,10 +32,11 @@ def detect(manifest: Manifest) -> str:
         kind = _kind(key)
         kinds[kind] += 1
         example.setdefault(kind, key)
-    if kinds["compressed"]:
+    if kinds["compressed tar"]:
         raise FormatError(
-            f"{manifest.url} has {kinds['compressed']} compressed tars, the first is {example['compressed']!r}; ranges "
-            "of them cannot be read: unpack them, or pass format='raw' to get each as one object"
+            f"{manifest.url} has {kinds['compressed tar']} compressed tars, the first is "
+            f"{example['compressed tar']!r}; ranges of them cannot be read: unpack them, or pass format='raw' to get "
+            "each as one object"
         )
     if kinds["tar"] and kinds["other"]:
         raise FormatError(
@@ -39,7 +44,15 @@ def detect(manifest: Manifest) -> str:
             f"(first {example['other']!r}); pass format='tar' to read the samples in the tars only, format='raw' to "
             "get each object as a sample, or a narrower prefix"
         )
-    return "tar" if kinds["tar"] else "raw"
+    if kinds["tar"] or kinds["other"]:
+        return "tar" if kinds["tar"] else "raw"
+    found = [kind for kind in _TABLES if kinds[kind]]
+    if len(found) > 1:
+        raise FormatError(
+            f"{manifest.url} has {' and '.join(f'{kinds[kind]} of {kind} (first {example[kind]!r})' for kind in found)}"
+            f"; pass format={found[0]!r} to read these only, or a narrower prefix"
+        )
+    return found[0] if found else "raw"
 
 
 def _kind(key: str) -> str:
@@ -48,7 +61,10 @@ def _kind(key: str) -> str:
     if lower.endswith(".tar"):
         return "tar"
     if lower.endswith(_COMPRESSED_TARS):
-        return "compressed"
-    if name in _MARKS or name.startswith(".") or posixpath.splitext(lower)[1] in _SIDECARS:
+        return "compressed tar"
+    if name in _MARKS or name.startswith("."):
         return "sidecar"
-    return "other"
+    for kind, suffixes in _TABLES.items():
+        if lower.endswith(suffixes):
+            return kind
+    return "sidecar" if posixpath.splitext(lower)[1] in _SIDECARS else "other"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import logging
 import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.errors import CacheError, ConfigError
 from bucketfeed.formats.build import find_samples
+from bucketfeed.formats.format import Format
 from bucketfeed.formats.journal import Journal
-from bucketfeed.formats.registry import format_named
+from bucketfeed.formats.registry import format_of
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
@@ -45,22 +47,22 @@ class Index:
 
     Attributes:
         manifest: the objects.
-        format: how they hold samples, "raw" or "tar".
+        format: the name of how they hold samples, "raw", "tar", ...
         fingerprint: hex; equal where the same samples have the same numbers.
         path: the mapped file; None where there is none.
     """
 
-    def __init__(self, manifest: Manifest, format: str, path: Path | None = None) -> None:
+    def __init__(self, manifest: Manifest, format: str | Format, path: Path | None = None) -> None:
         self.manifest = manifest
-        self.format = format
+        self._format = format_of(format)
+        self.format = self._format.name
         self.path = path
-        self.fingerprint = _fingerprint(manifest, format)
-        self._format = format_named(format)
-        self._rows = None if path is None else _mapped(path, _version(manifest, format))
+        self.fingerprint = _fingerprint(manifest, self._format)
+        self._rows = None if path is None else _mapped(path, _version(manifest, self._format))
         self._length = len(manifest) if self._rows is None else len(self._rows)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], manifest: Manifest, format: str = "tar") -> Index:
+    def open(cls, path: str | os.PathLike[str], manifest: Manifest, format: str | Format = "tar") -> Index:
         """Return the index at `path`. Raises `CacheError` where it isn't that of `manifest` in this format."""
         return cls(manifest, format, Path(path))
 
@@ -69,7 +71,7 @@ class Index:
         cls,
         path: str | os.PathLike[str],
         manifest: Manifest,
-        format: str,
+        format: str | Format,
         shards: Ints,
         starts: Ints,
         lengths: Ints,
@@ -79,7 +81,7 @@ class Index:
         rows = np.empty((len(shards), 2), "<u8")
         for column, offsets, part in ((0, starts, shards & 0xFFFF), (1, lengths, shards >> 16)):
             rows[:, column] = offsets.astype(np.uint64) | part.astype(np.uint64) << np.uint64(_OFFSET_BITS)
-        head = _HEAD.pack(_MAGIC, _version(manifest, format).encode(), len(rows))
+        head = _HEAD.pack(_MAGIC, _version(manifest, format_of(format)).encode(), len(rows))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
@@ -103,12 +105,30 @@ class Index:
     def range(self, i: int) -> Range:
         """Return the range of sample `i`, of the version that was indexed."""
         shard, start, length = self._one(i)
-        return self.manifest.range(shard, start, start + length)
+        return self._format.range(self.manifest, shard, start, start + length)
+
+    def ranges(self, samples: Ints) -> list[Range]:
+        """Return the range of each of `samples`."""
+        rows = zip(*(column.tolist() for column in self.locate(samples)), strict=True)
+        return [self._format.range(self.manifest, shard, start, start + length) for shard, start, length in rows]
+
+    def find(self, shard: int, start: int) -> int:
+        """Return the number of the first sample that starts at `start` of `shard` or behind it."""
+        return bisect.bisect_left(range(len(self)), (shard, start), key=lambda i: self._one(i)[:2])
 
     def sample(self, i: int, buffer: Buffer) -> dict[str, Any]:
         """Return sample `i` made from its bytes: `"__key__"`, and bytes by field."""
         shard, start, _ = self._one(i)
         return self._format.sample(buffer, self.manifest, shard, start)
+
+    def contents(self, buffers: Iterable[Buffer], url: str) -> Iterable[Buffer] | None:
+        """Return what the shard at `url` holds whose bytes are `buffers`; None where that is these bytes."""
+        return self._format.contents(buffers, url)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether ranges of some shards count bytes that must be decoded before."""
+        return self._format.decodes(self.manifest)
 
     def chunks(self, chunk_bytes: int) -> Chunks:
         """Return the chunks that samples form when each shard is cut every `chunk_bytes`."""
@@ -122,8 +142,8 @@ class Index:
         first, second = self._rows[i].tolist()
         return first >> _OFFSET_BITS | second >> _OFFSET_BITS << 16, first & _LOW, second & _LOW
 
-    def __reduce__(self) -> tuple[Callable[..., Index], tuple[Manifest, str, Path | None]]:
-        return type(self), (self.manifest, self.format, self.path)
+    def __reduce__(self) -> tuple[Callable[..., Index], tuple[Manifest, Format, Path | None]]:
+        return type(self), (self.manifest, self._format, self.path)
 
     def __repr__(self) -> str:
         return f"Index({self.manifest.url!r}, format={self.format!r}, samples={len(self):,})"
@@ -159,10 +179,18 @@ class Chunks:
             return np.asarray(samples, np.int64)
         return np.searchsorted(self.first, samples, side="right") - 1
 
+    def of_shard(self, shard: int) -> Iterable[int]:
+        """Return the chunks of `shard`."""
+        first, end = (self.index.find(which, 0) for which in (shard, shard + 1))
+        if first == end:
+            return ()
+        chunks = self.of(np.array([first, end - 1])).tolist()
+        return range(chunks[0], chunks[1] + 1)
+
     def range(self, c: int) -> Range:
         """Return the range of chunk `c`: from its first sample's start to its last sample's end."""
         shard, start, stop = self._span(c)
-        return self.index.manifest.range(shard, start, stop)
+        return self.index._format.range(self.index.manifest, shard, start, stop)
 
     def size(self, c: int) -> int:
         """Return the bytes of chunk `c`."""
@@ -192,7 +220,7 @@ def sample_from(index: Index, i: int, buffer: Buffer) -> dict[str, Any]:
 
 def build_index(
     manifest: Manifest,
-    format: str,
+    format: str | Format,
     reader: RangeReader,
     *,
     cache: DiskCache | None = None,
@@ -208,7 +236,7 @@ def build_index(
 
     Args:
         manifest: the objects.
-        format: "raw" or "tar".
+        format: "raw", "tar", ..., or a `Format`.
         reader: reads the objects; its cache, if it has one, is left out, since chunks are cached whole.
         cache: takes the chunks that come by, so that the first epoch need not fetch them again.
         folder: where the index is kept under the version of the objects; beside the manifest's file where None.
@@ -222,17 +250,17 @@ def build_index(
     Raises `ConfigError` for an unknown format or a `path` that holds something else, `FormatError` for a shard that is
     not what it should be, `CacheError` where the index can't be written, and what the reader raises.
     """
-    known = format_named(format)
-    if known.scan is None:
-        return Index(manifest, format)
-    kept = path or (folder or manifest.path.parent) / f"{_version(manifest, format)}.idx"
+    uncached = reader.inner if isinstance(reader, CachedReader) else reader
+    known = format_of(format).opened(manifest, uncached)
+    if not known.indexed:
+        return Index(manifest, known)
+    kept = path or (folder or manifest.path.parent) / f"{_version(manifest, known)}.idx"
     if path is not None:
         _check_replaceable(path)
-    if (found := _existing(kept, manifest, format)) is not None:
+    if (found := _existing(kept, manifest, known)) is not None:
         return found
-    with Journal(kept.with_name(kept.name + ".parts"), _version(manifest, format)) as journal:
-        if (found := _existing(kept, manifest, format)) is None:  # unless one that held the journal has made it
-            uncached = reader.inner if isinstance(reader, CachedReader) else reader
+    with Journal(kept.with_name(kept.name + ".parts"), _version(manifest, known)) as journal:
+        if (found := _existing(kept, manifest, known)) is None:  # unless one that held the journal has made it
             samples = find_samples(
                 manifest,
                 known,
@@ -243,12 +271,12 @@ def build_index(
                 progress=progress,
                 executor=executor,
             )
-            found = Index.write(kept, manifest, format, *samples)
+            found = Index.write(kept, manifest, known, *samples)
         journal.remove()
     return found
 
 
-def _existing(path: Path, manifest: Manifest, format: str) -> Index | None:
+def _existing(path: Path, manifest: Manifest, format: Format) -> Index | None:
     if not path.exists():
         return None
     try:
@@ -288,18 +316,18 @@ def _mapped(path: Path, fingerprint: str) -> NDArray[np.uint64]:
     return np.frombuffer(mapped, "<u8", 2 * samples, _HEAD.size).reshape(-1, 2)
 
 
-def _fingerprint(manifest: Manifest, format: str) -> str:
+def _fingerprint(manifest: Manifest, format: Format) -> str:
     """Return the name of the samples: a copy of a folder has the same."""
     return _named(manifest.fingerprint, format)
 
 
-def _version(manifest: Manifest, format: str) -> str:
+def _version(manifest: Manifest, format: Format) -> str:
     """Return the name of the bytes that were indexed: a file written anew has another one, be it of the same size."""
     return _named(manifest.version, format)
 
 
-def _named(data: str, format: str) -> str:
-    text = f"{data} {format} {format_named(format).version}"
+def _named(data: str, format: Format) -> str:
+    text = f"{data} {format.name} {format.version}{format.numbering}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

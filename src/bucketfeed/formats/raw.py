@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from bucketfeed.formats.format import Format
+from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer
+
+
+@dataclass(frozen=True)
+class Raw(Format):
+    """Every object is one sample, as its store has it."""
+
+    name: ClassVar[str] = "raw"
+    indexed: ClassVar[bool] = False
+
+    def sample(self, buffer: Buffer, manifest: Manifest, shard: int, start: int) -> dict[str, Any]:
+        """Return the sample of a whole object; see the module's `sample`."""
+        return sample(buffer, manifest.key(shard))
 
 
 def sample(buffer: Buffer, key: str) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from bucketfeed.errors import FormatError
+from bucketfeed.formats.format import Format, Ints, in_blocks
 from bucketfeed.formats.window import Source, StreamWindow, Whole
+from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer
 
 _log = logging.getLogger(__name__)
@@ -24,6 +27,22 @@ _MAX_EXTENSION_BYTES = 1 << 20  # a long name or PAX header; more than this is d
 _MAX_DIGITS = 20
 _FILES = frozenset(b"0\x007")
 _BODILESS = frozenset(b"123456")  # links, devices, folders: whatever their size says, no data follows
+
+
+@dataclass(frozen=True)
+class Tar(Format):
+    """WebDataset tars."""
+
+    name: ClassVar[str] = "tar"
+    suffixes: ClassVar[tuple[str, ...]] = (".tar",)
+
+    def scan(self, source: Source, url: str) -> Iterator[tuple[Ints, Ints]]:
+        """Yield starts and stops in blocks; see the module's `scan`."""
+        return in_blocks(scan(source, url))
+
+    def sample(self, buffer: Buffer, manifest: Manifest, shard: int, start: int) -> dict[str, Any]:
+        """Return a sample; see the module's `sample`."""
+        return sample(buffer, manifest.object_url(shard), start)
 
 
 class _Part(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import json
@@ -161,6 +162,14 @@ class Manifest:
     def size(self, i: int) -> int:
         """Return the size of object `i` in bytes."""
         return int(self.sizes[i])
+
+    def find(self, url: str) -> int:
+        """Return the number of the object at `url`. Raises `KeyError` where it is none of these."""
+        key = _encoded(url[len(self.url) :])
+        i = bisect.bisect_left(range(len(self)), key, key=lambda i: _encoded(self.key(i)))
+        if i == len(self) or self.object_url(i) != url:
+            raise KeyError(url)
+        return i
 
     def range(self, i: int, start: int = 0, stop: int | None = None) -> Range:
         """Return the range of object `i`, of the version that was listed; all of it by default."""
