@@ -186,19 +186,18 @@ def open_dataset(
         raise ConfigError(f"cache must be a bucketfeed.DiskCache, 'auto' or None, not {cache!r}")
     inner = open_reader(url, storage_options)
     kept, folder = _kept(cache)
-    given = index if isinstance(index, Index) else None
-    if given is None:
+    if isinstance(index, Index):
+        decodes = index.decodes
+    else:
         manifest = Manifest.from_url(os.fspath(url), storage_options=storage_options, folder=folder, progress=progress)
         known = format_of(detect(manifest) if format == "auto" else format)
         decodes = known.decodes(manifest)
-    else:
-        decodes = given.decodes
     if decodes:  # what is decoded is kept in any case
         kept = kept or DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()))
     elif inner.is_local and cache == "auto":  # what lies here already needs no copy
         kept = None
-    if given is None:
-        given = build_index(
+    if not isinstance(index, Index):
+        index = build_index(
             manifest,
             known,
             inner,
@@ -212,8 +211,8 @@ def open_dataset(
             kept.indexed()
     reader: RangeReader = inner
     if kept is not None:
-        reader = DecodedReader(inner, kept, _chunks(given, CHUNK_BYTES)) if decodes else CachedReader(inner, kept)
-    return MapDataset(given, reader, decode)
+        reader = DecodedReader(inner, kept, _chunks(index, CHUNK_BYTES)) if decodes else CachedReader(inner, kept)
+    return MapDataset(index, reader, decode)
 
 
 def _kept(cache: DiskCache | Literal["auto"] | None) -> tuple[DiskCache | None, Path]:
