@@ -34,15 +34,15 @@ def net(num_classes: int) -> Net:
 
 
 def trouble(folder: Path) -> None:
-    """Kill this node if it is the one that `doomed` names; later, tell the launcher that `launcher` names to stop."""
-    if (folder / "fallen").exists():
-        if (folder / "launcher").exists():
-            os.kill(int((folder / "launcher").read_text()), signal.SIGTERM)
-            (folder / "launcher").unlink()
-        return
-    import ray
+    """Tell the launcher that `launcher` names to stop; or, before, kill this node if it is the one in `doomed`."""
+    launcher = folder / "launcher"
+    if launcher.exists():
+        os.kill(int(launcher.read_text()), signal.SIGTERM)
+        launcher.unlink()
+    elif not (folder / "fallen").exists():
+        import ray
 
-    if (folder / "doomed").read_text() == ray.get_runtime_context().get_node_id():
-        (folder / "fallen").touch()
-        os.kill(os.getppid(), signal.SIGKILL)  # the node's raylet
-        os.kill(os.getpid(), signal.SIGKILL)
+        if (folder / "doomed").read_text() == ray.get_runtime_context().get_node_id():
+            (folder / "fallen").touch()
+            os.kill(os.getppid(), signal.SIGKILL)  # the node's raylet
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -76,7 +76,7 @@ def all_of_it(address: str, folder: Path, arguments: list[str]) -> dict[str, Any
     found["index"] = indexed(folder)
     found["refusals"] = refusals()
     (Path(os.environ["FALLING"]) / "launcher").write_text(str(os.getpid()))
-    found["stops"] = launched(*common, "--epochs", "1000", "--name", "stops", "--run-dir", str(folder / "stops"))
+    found["stops"] = launched(*common, "--epochs", "200", "--name", "stops", "--run-dir", str(folder / "stops"))
     ray.shutdown()
     return found
 

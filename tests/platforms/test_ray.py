@@ -34,7 +34,9 @@ from bucketfeed.train.loop import train
 from bucketfeed.train.records import audit, read_records
 
 HERE = Path(__file__).parent
-SECONDS = 240.0  # bounds every wait; a start of workers takes 20 s on two idle cores, most of it to import Ray
+SECONDS = 240.0  # bounds a try; a start of workers takes 20 s on two idle cores, most of it to import Ray
+TRIES = 2
+BOTH_TRIES = pytest.mark.timeout(TRIES * (SECONDS + 90))
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,25 @@ def tars(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """All that is done on one cluster: starting one, and each process that imports Ray, takes seconds."""
-    folder = tmp_path_factory.mktemp("ray")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All that is done on one cluster: starting one, and each process that imports Ray, takes seconds.
+
+    Ray may be late on a busy machine, and start the first workers on one node only: then there is another try.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            done = all_runs(tmp_path_factory.mktemp("ray"))
+        except TimeoutError:
+            if not left:
+                raise
+        else:
+            if done.worlds("falls") == [2, 1]:
+                break
+    return done
+
+
+def all_runs(folder: Path) -> Runs:
+    """Do all that is done on a cluster, with `folder` for data and outcome. Raises `TimeoutError`."""
     pictures(folder / "data")
     for name in ("good", "bad"):
         tars(folder / name)
@@ -127,25 +145,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         "XDG_CACHE_HOME": str(folder / "cache"),
         "FALLING": str(folder),
     }
+    log = folder / "log"
     try:
-        with two_nodes(environment) as told:
+        with two_nodes(environment) as told, open(log, "wb") as stderr:
             (folder / "doomed").write_text(told["second"])
             done = subprocess.run(
                 [sys.executable, str(HERE / "ray_runs.py"), told["address"], str(folder), *options],
                 env=environment,
                 cwd=HERE,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
                 text=True,
                 timeout=SECONDS,
                 check=False,
             )
-            assert done.returncode == 0, done.stderr[-5000:]
-            yield Runs(folder, options, json.loads(done.stdout.splitlines()[-1]), done.stderr)
+    except subprocess.TimeoutExpired as e:
+        raise TimeoutError(f"{e}; the end of its log: {log.read_text()[-5000:]}") from e
     finally:
         shutil.rmtree(own, ignore_errors=True)
+    assert done.returncode == 0, log.read_text()[-5000:]
+    return Runs(folder, options, json.loads(done.stdout.splitlines()[-1]), log.read_text())
 
 
-@pytest.mark.timeout(2 * SECONDS)
+@BOTH_TRIES
 def test_a_run_that_loses_a_node_goes_on_with_fewer_workers_and_takes_every_sample_once(runs: Runs) -> None:
     assert (runs.folder / "fallen").exists()
     assert runs.found["falls"]["code"] == 0, runs.log[-5000:]
@@ -174,7 +196,7 @@ def test_rays_record_of_the_run_has_the_result_and_our_checkpoints(runs: Runs) -
     assert newest["cursor"]["epoch"] == 4
 
 
-@pytest.mark.timeout(2 * SECONDS)
+@BOTH_TRIES
 def test_a_run_that_is_stopped_saves_and_goes_on_where_there_is_no_ray(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +215,7 @@ def test_a_run_that_is_stopped_saves_and_goes_on_where_there_is_no_ray(
     assert runs.worlds("stops") == [1, 1]
 
 
-@pytest.mark.timeout(2 * SECONDS)
+@BOTH_TRIES
 def test_an_index_built_on_ray_is_the_one_that_is_built_here(runs: Runs) -> None:
     found = dict(runs.found["index"])
     error = found.pop("error")
