@@ -32,10 +32,12 @@ HEAVY = {
 
 PUBLIC = [
     "CachedReader",
+    "Csv",
     "Cursor",
     "DiskCache",
     "Division",
     "Index",
+    "Jsonl",
     "Loader",
     "Manifest",
     "MapDataset",
@@ -44,7 +46,9 @@ PUBLIC = [
     "RangeReader",
     "Stats",
     "StreamDataset",
+    "Text",
     "Topology",
+    "Tsv",
     "__version__",
     "build_index",
     "decoders",

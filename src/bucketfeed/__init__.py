@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from bucketfeed.data.stats import Stats as Stats
     from bucketfeed.data.stream import StreamDataset as StreamDataset
     from bucketfeed.formats import decoders as decoders
+    from bucketfeed.formats.delimited import Csv as Csv
+    from bucketfeed.formats.delimited import Tsv as Tsv
     from bucketfeed.formats.index import Index as Index
     from bucketfeed.formats.index import build_index as build_index
+    from bucketfeed.formats.lines import Jsonl as Jsonl
+    from bucketfeed.formats.lines import Text as Text
     from bucketfeed.sampling.cursor import Cursor as Cursor
     from bucketfeed.sampling.division import Division as Division
     from bucketfeed.sampling.order import Order as Order
@@ -39,10 +43,12 @@ if TYPE_CHECKING:
 # Where each public name lives. Loaded when first touched, so that `import bucketfeed` loads no torch.
 _HOME = {
     "CachedReader": "cache.reader",
+    "Csv": "formats.delimited",
     "Cursor": "sampling.cursor",
     "DiskCache": "cache.disk",
     "Division": "sampling.division",
     "Index": "formats.index",
+    "Jsonl": "formats.lines",
     "Loader": "data.loader",
     "Manifest": "store.manifest",
     "MapDataset": "data.dataset",
@@ -51,7 +57,9 @@ _HOME = {
     "RangeReader": "store.ranges",
     "Stats": "data.stats",
     "StreamDataset": "data.stream",
+    "Text": "formats.lines",
     "Topology": "sampling.topology",
+    "Tsv": "formats.delimited",
     "build_index": "formats.index",
     "decoders": "formats",
     "default_collate": "data.collate",
