@@ -54,6 +54,7 @@ PUBLIC = [
     "decoders",
     "default_collate",
     "errors",
+    "from_dask",
     "open_dataset",
     "open_reader",
     "order_hash",

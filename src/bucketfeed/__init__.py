@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bucketfeed.data.dataset import open_dataset as open_dataset
     from bucketfeed.data.dataset import order_hash as order_hash
     from bucketfeed.data.loader import Loader as Loader
+    from bucketfeed.data.partitions import from_dask as from_dask
     from bucketfeed.data.random import rng as rng
     from bucketfeed.data.stats import Stats as Stats
     from bucketfeed.data.stream import StreamDataset as StreamDataset
@@ -64,6 +65,7 @@ _HOME = {
     "decoders": "formats",
     "default_collate": "data.collate",
     "errors": "",
+    "from_dask": "data.partitions",
     "open_dataset": "data.dataset",
     "open_reader": "store.readers",
     "order_hash": "data.dataset",
