@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ _ZSTD_INPUT_BYTES = 64 << 10  # fed at a time, since the output of a call can't 
 _ZSTD_WINDOW_BYTES = 1 << 31  # what --long=31 needs
 
 
+@functools.lru_cache(4096)  # asked for each sample that is read
 def codec_of(key: str) -> str | None:
     """Return how the object called `key` is compressed: "gzip", "zstd", "bzip2", or None."""
     lower = key.lower()
