@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats.format import Ints
-from bucketfeed.formats.lines import Lines, blocks, decoded, first_byte, with_compressed
+from bucketfeed.formats.lines import BLOCK_BYTES, Lines, blocks, decoded, first_byte, with_compressed
 from bucketfeed.formats.window import Source, StreamWindow
 from bucketfeed.store.ahead import read_through
 from bucketfeed.store.manifest import Manifest
@@ -171,7 +171,9 @@ class Tsv(Csv):
     suffixes: ClassVar[tuple[str, ...]] = with_compressed(".tsv")
 
 
-def scan_rows(source: Source, url: str, delimiter: int) -> Iterator[tuple[Ints, Ints]]:
+def scan_rows(
+    source: Source, url: str, delimiter: int, *, block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[Ints, Ints]]:
     """Yield starts and stops of the rows that are not blank, in blocks; newlines in quotes end none.
 
     Raises `FormatError` where quotes are never closed, and for another encoding than UTF-8.
@@ -180,7 +182,7 @@ def scan_rows(source: Source, url: str, delimiter: int) -> Iterator[tuple[Ints, 
     opened = -1  # where the quotes that are open were opened
     before = _NEWLINE  # the byte before the block, as far as it matters
     end = 0
-    for at, buffer in blocks(source):
+    for at, buffer in blocks(source, block_bytes):
         data = np.frombuffer(buffer, np.uint8)
         skip = max(begin - at, 0) if not at else 0  # the byte order mark
         newlines = np.flatnonzero(data == _NEWLINE)

@@ -17,7 +17,7 @@ from bucketfeed.formats.window import Source
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range
 
-_BLOCK_BYTES = 4 << 20  # searched at a time
+BLOCK_BYTES = 4 << 20  # searched at a time
 _NEWLINE = 10
 _SPACE = 32
 _BLANK = b" \t\r\n"
@@ -108,7 +108,9 @@ def decoded(buffer: Buffer, manifest: Manifest, shard: int, start: int) -> str:
         ) from e
 
 
-def scan_lines(source: Source, url: str, *, blanks: bool) -> Iterator[tuple[Ints, Ints]]:
+def scan_lines(
+    source: Source, url: str, *, blanks: bool, block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[Ints, Ints]]:
     """Yield starts and stops of the lines of a source, in blocks; those with nothing in them only with `blanks`.
 
     Only `\\n` ends a line. Raises `FormatError` for another encoding than UTF-8.
@@ -116,7 +118,7 @@ def scan_lines(source: Source, url: str, *, blanks: bool) -> Iterator[tuple[Ints
     begin = first_byte(source, url)  # of the line that is open
     filled = False  # whether there is more than blanks in it
     end = 0
-    for at, buffer in blocks(source):
+    for at, buffer in blocks(source, block_bytes):
         data = np.frombuffer(buffer, np.uint8)
         ends = np.flatnonzero(data == _NEWLINE)
         if len(ends):
@@ -140,10 +142,10 @@ def _filled(buffer: Buffer, data: NDArray[np.uint8], starts: Ints, ends: Ints) -
     return filled
 
 
-def blocks(source: Source) -> Iterator[tuple[int, Buffer]]:
+def blocks(source: Source, block_bytes: int) -> Iterator[tuple[int, Buffer]]:
     """Yield all bytes of a source in buffers, each with where it starts."""
     at = 0
-    while len(buffer := source.view(at, at + _BLOCK_BYTES)):
+    while len(buffer := source.view(at, at + block_bytes)):
         yield at, buffer
         at += len(buffer)
 
