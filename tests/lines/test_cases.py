@@ -100,7 +100,7 @@ class TestQuotedNewlines:
 
     def test_c068_quotes_never_closed_are_an_error_that_names_the_row(self, tmp_path: Path) -> None:
         folder = written(tmp_path / "d", open_csv=b'id,text\n1,"never closed\n2,b\n3,c\n')
-        with pytest.raises(FormatError, match=r"open\.csv: .*quotes opened at byte 10"):
+        with pytest.raises(FormatError, match=r"open\.csv: .*quotes opened in line 2, at byte 10,"):
             opened(folder)
 
     def test_quotes_within_a_field_that_began_without_are_text(self, tmp_path: Path) -> None:

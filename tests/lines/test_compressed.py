@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -112,3 +113,16 @@ def test_several_processes_that_find_nothing_kept_decompress_it_once(tmp_path: P
         assert all(pool.map(lambda _: len([sample["id"] for sample in dataset]) == 300, range(4)))
     assert [ids for ids, _ in found] == [IDS] * 3
     assert dataset.stats().requests + sum(requests for _, requests in found) == 1
+
+
+def test_a_cache_too_small_for_what_is_decompressed_is_told_of_and_all_is_read(tmp_path: Path, caplog: Any) -> None:
+    body = "".join(f'{{"id": {n}, "t": "{"x" * 20_000}"}}\n' for n in range(300)).encode()
+    folder = put(tmp_path / "d", {"a.jsonl.gz": PACKED[".gz"](body)})
+    dataset = opened(folder, cache=bf.DiskCache(tmp_path / "small", "5MB"))
+    told = [record.message for record in caplog.records if "decompressed" in record.message]
+    assert len(told) == 1
+    assert "limit_bytes=" in told[0]
+    assert loaded(dataset, "id") == IDS
+    caplog.clear()
+    opened(folder, cache=bf.DiskCache(tmp_path / "large", "50MB"))
+    assert not [record for record in caplog.records if "decompressed" in record.message]

@@ -14,8 +14,9 @@ from bucketfeed.errors import FormatError
 from bucketfeed.formats.compression import SUFFIXES, codec_of, decompressed
 from bucketfeed.formats.format import Format, Ints
 from bucketfeed.formats.window import Source
+from bucketfeed.store.ahead import read_through
 from bucketfeed.store.manifest import Manifest
-from bucketfeed.store.ranges import Buffer, Range
+from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
 BLOCK_BYTES = 4 << 20  # searched at a time
 _NEWLINE = 10
@@ -52,6 +53,17 @@ class Lines(Format):
         """Return the decompressed bytes; None where the object is not compressed."""
         codec = codec_of(url)
         return None if codec is None else decompressed(codec, buffers, url)
+
+    def line(self, manifest: Manifest, shard: int, start: int, reader: RangeReader) -> int:
+        """Return the line that `start` lies in, by counting the newlines before it."""
+        read = read_through(reader, manifest.range(shard), BLOCK_BYTES)
+        newlines = at = 0
+        for buffer in self.contents(read, manifest.object_url(shard)) or read:
+            newlines += int(np.count_nonzero(np.frombuffer(buffer[: start - at], np.uint8) == _NEWLINE))
+            at += len(buffer)
+            if at >= start:
+                break
+        return newlines + 1
 
 
 @dataclass(frozen=True)
