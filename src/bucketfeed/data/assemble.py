@@ -11,9 +11,19 @@ import torch
 from bucketfeed.data.dataset import MapDataset
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.data.random import sample_rng
+from bucketfeed.data.skip import Failure
 from bucketfeed.store.ranges import Buffer
 
 Collate = Callable[[Sequence[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A batch, how many samples are in it, and which were left out."""
+
+    batch: Any
+    samples: int
+    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +35,14 @@ class Assembler:
     seed: int
     pin_memory: bool = False
 
-    def __call__(self, plan: BatchPlan, buffers: list[Buffer]) -> Any:
+    def __call__(self, plan: BatchPlan, buffers: list[Buffer]) -> Assembled:
         """Return the batch of `plan`; `buffers` are the bytes of its samples, in order."""
-        samples = []
-        for item, buffer in zip(plan.samples.tolist(), buffers, strict=True):
-            with sample_rng(self.seed, plan.epoch, item):
-                samples.append(self.dataset.build(item, buffer))
+        samples, failures = self.dataset.build(
+            plan.samples.tolist(), buffers, lambda item: sample_rng(self.seed, plan.epoch, item)
+        )
         self.dataset.reader.counter.add(bytes_read=sum(map(len, buffers)))
         batch = self.collate(samples)
-        return pinned(batch) if self.pin_memory else batch
+        return Assembled(pinned(batch) if self.pin_memory else batch, len(samples), tuple(failures))
 
 
 def pinned(batch: Any) -> Any:

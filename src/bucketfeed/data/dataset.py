@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,17 +20,20 @@ import numpy as np
 
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
+from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
-from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError
+from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
 from bucketfeed.formats.format import Format
 from bucketfeed.formats.index import Chunks, Index, build_index, sample_from
 from bucketfeed.formats.registry import format_of
 from bucketfeed.sampling.order import Order
+from bucketfeed.sampling.whole import whole
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
 from bucketfeed.store.readers import open_reader
+from bucketfeed.store.sizes import format_size
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +51,15 @@ class MapDataset:
     Pickles small: manifest and index are mapped files, clients are made anew in each process.
     """
 
-    def __init__(self, index: Index, reader: RangeReader, decode: Decode | None = None) -> None:
+    def __init__(
+        self, index: Index, reader: RangeReader, decode: Decode | None = None, max_errors: int | None = None
+    ) -> None:
         self.index = index
         self.reader = reader
         self.decode = decode
-        self._samples_read = 0
+        self.max_errors = max_errors  # None: a sample that fails is an error
+        self._samples_read = self._lines_found = 0
+        self._skips = Skips(max_errors or 0)
 
     @property
     def manifest(self) -> Manifest:
@@ -72,10 +80,24 @@ class MapDataset:
 
     def __getitem__(self, item: int) -> Any:
         """Return one sample; a dict with `"__key__"` and a field of bytes each, unless `decode` made more of it."""
-        return self.__getitems__([item])[0]
+        numbers, buffers = self._read([item])
+        try:
+            return self._built(numbers[0], buffers[0])
+        except (DecodeError, FormatError) as e:
+            e.args = (self._told(e, numbers[0]),)
+            raise
 
     def __getitems__(self, items: Sequence[int]) -> list[Any]:
-        """Return many samples, read at once: near ranges are merged, all are fetched at the same time."""
+        """Return many samples, read at once: near ranges are merged, all are fetched at the same time.
+
+        Those that fail are left out where the data set was opened with `on_error="skip"`.
+        """
+        samples, failures = self.build(*self._read(items))
+        self._skips.add(failures)
+        return samples
+
+    def _read(self, items: Sequence[int]) -> tuple[list[int], list[Buffer]]:
+        """Return the numbers of samples counted from the start, and their bytes."""
         samples = np.array([self._checked(item) for item in items], dtype=np.int64)
         ranges = self.index.ranges(samples)
         if isinstance(self.reader, CachedReader):
@@ -85,12 +107,51 @@ class MapDataset:
         else:
             buffers = self.reader.read(ranges)
         self.reader.counter.add(bytes_read=sum(map(len, buffers)))
-        return [self.build(i, buffer) for i, buffer in zip(samples.tolist(), buffers, strict=True)]
+        return samples.tolist(), buffers
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
-    def build(self, item: int, buffer: Buffer) -> Any:
+    def build(
+        self,
+        items: Sequence[int],
+        buffers: Sequence[Buffer],
+        within: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    ) -> tuple[list[Any], list[Failure]]:
+        """Return samples made from their bytes, each in `within(item)`, and those that failed and may be left out.
+
+        Raises `FormatError` or `DecodeError` where none may be, or where all failed.
+        """
+        samples: list[Any] = []
+        failures: list[Failure] = []
+        for item, buffer in zip(items, buffers, strict=True):
+            try:
+                with within(item):
+                    samples.append(self._built(item, buffer))
+            except (DecodeError, FormatError) as e:
+                if self.max_errors is None or self._lines_found < TOLD:  # the line costs reading the shard up to it
+                    self._lines_found += 1
+                    e.args = (self._told(e, item),)
+                if self.max_errors is None:
+                    raise
+                failures.append(Failure(item, str(e)))
+        if failures and not samples:
+            raise DecodeError(
+                f"all {len(failures)} samples of a batch failed, so that nothing of it is left; mend the data. The "
+                f"last one: {failures[-1].text}"
+            )
+        return samples, failures
+
+    def _told(self, error: Exception, item: int) -> str:
+        """Return the text of an error, with the line it is about."""
+        reader = self.reader.inner if isinstance(self.reader, CachedReader) else self.reader
+        try:
+            line = self.index.line(item, reader)
+        except BucketfeedError:  # the store fails as well: that is not what was asked
+            line = None
+        return str(error) if line is None else f"{error} (line {line:,} of the object)"
+
+    def _built(self, item: int, buffer: Buffer) -> Any:
         """Return sample `item` made from its bytes: parsed by its format, then decoded."""
         sample = sample_from(self.index, item, buffer)
         self._samples_read += 1
@@ -108,7 +169,7 @@ class MapDataset:
 
     def stats(self) -> Stats:
         """Return what this process has read through this data set."""
-        return Stats.of(self.reader.counter.counts(), samples=self._samples_read)
+        return Stats.of(self.reader.counter.counts(), samples=self._samples_read, skipped=self._skips.count)
 
     def with_shared_files(self, limit_bytes: int) -> MapDataset:
         """Return this data set, reading through a temporary cache where it has none and several processes need one.
@@ -118,7 +179,7 @@ class MapDataset:
         if self.cache is not None or self.reader.is_local or isinstance(self.chunks().counts, int):
             return self
         cache = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()), limit_bytes)
-        return MapDataset(self.index, CachedReader(self.reader, cache), self.decode)
+        return MapDataset(self.index, CachedReader(self.reader, cache), self.decode, self.max_errors)
 
     def _checked(self, item: int) -> int:
         i = operator.index(item)
@@ -129,7 +190,7 @@ class MapDataset:
 
     def __reduce__(self) -> tuple[Callable[[bytes], MapDataset], tuple[bytes]]:
         # cloudpickle: decode may be a lambda or a function of a notebook.
-        return _unpickle, (cloudpickle.dumps((self.index, self.reader, self.decode)),)
+        return _unpickle, (cloudpickle.dumps((self.index, self.reader, self.decode, self.max_errors)),)
 
     def __repr__(self) -> str:
         return (
@@ -160,6 +221,8 @@ def open_dataset(
     storage_options: dict[str, Any] | None = None,
     index: Index | str | os.PathLike[str] | None = None,
     progress: bool = True,
+    on_error: Literal["raise", "skip"] = "raise",
+    max_errors: int = 100,
 ) -> MapDataset:
     """Return the samples under `url` as a data set with `len` and random access.
 
@@ -177,11 +240,18 @@ def open_dataset(
             endpoint_url, requester_pays, ...); without them the environment, profile or instance role is used.
         index: an `Index`, or the path where to keep the index instead of the cache folder.
         progress: show bars where listing or indexing takes longer than a second.
+        on_error: what becomes of samples that can't be parsed or decoded: "raise", or "skip", which leaves them out
+            of their batch, logs the first few and counts them in `stats().skipped`; `ds[i]` raises in any case.
+        max_errors: how many different samples "skip" may leave out, in each process that reads through the data set
+            or, over all its workers, in a Loader.
 
     Raises: `NotFoundError`, `AccessError`, `FormatError`, `ConfigError`, `CacheError`.
     """
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode must be a function of one sample, or None, not {decode!r}")
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    max_errors = whole("max_errors", max_errors, 0)
     if cache not in ("auto", None) and not isinstance(cache, DiskCache):
         raise ConfigError(f"cache must be a bucketfeed.DiskCache, 'auto' or None, not {cache!r}")
     inner = open_reader(url, storage_options)
@@ -211,8 +281,24 @@ def open_dataset(
             kept.indexed()
     reader: RangeReader = inner
     if kept is not None:
+        if decodes:
+            _tell_of_room(index, kept)
         reader = DecodedReader(inner, kept, _chunks(index, CHUNK_BYTES)) if decodes else CachedReader(inner, kept)
-    return MapDataset(index, reader, decode)
+    return MapDataset(index, reader, decode, max_errors if on_error == "skip" else None)
+
+
+def _tell_of_room(index: Index, cache: DiskCache) -> None:
+    total = _chunks(index, CHUNK_BYTES).total_bytes
+    if total > cache.limit_bytes:
+        _log.warning(
+            "the samples of %s take %s decompressed, and the cache in %s holds %s: what does not fit is decompressed "
+            "again in every epoch; give it more room by cache=DiskCache(folder, limit_bytes=...), or store the shards "
+            "as they are",
+            index.manifest.url,
+            format_size(total),
+            cache.folder,
+            format_size(cache.limit_bytes),
+        )
 
 
 def _kept(cache: DiskCache | Literal["auto"] | None) -> tuple[DiskCache | None, Path]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bucketfeed.data.assemble import Assembler
+from bucketfeed.data.assemble import Assembled, Assembler
 from bucketfeed.data.pipeline import Pipeline
 from bucketfeed.data.plan import BatchPlan, Plan
 from bucketfeed.store.ranges import Counts
@@ -14,10 +14,9 @@ from bucketfeed.store.ranges import Counts
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A batch as the loop gets it: how many samples, the global position once it is done, what a worker counted."""
+    """A batch as the loop gets it, the global position once it is done, and what a worker counted."""
 
-    batch: Any
-    samples: int
+    made: Assembled
     consumed: int
     counts: Counts = field(default_factory=Counts)
 
@@ -85,8 +84,8 @@ class ThreadFeed:
     def __next__(self) -> Taken:
         """Return the next batch."""
         assert self._pipeline is not None
-        plan, batch = next(self._pipeline)
-        return Taken(batch, len(plan.samples), plan.consumed)
+        plan, made = next(self._pipeline)
+        return Taken(made, plan.consumed)
 
     def close(self) -> None:
         """Stop reading ahead."""

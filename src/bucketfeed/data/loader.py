@@ -16,6 +16,7 @@ from bucketfeed.data.collate import default_collate
 from bucketfeed.data.dataset import CHUNK_BYTES, STREAMS, MapDataset
 from bucketfeed.data.feed import Feed, Taken, Task, ThreadFeed
 from bucketfeed.data.plan import Plan
+from bucketfeed.data.skip import Skips
 from bucketfeed.data.stats import Stats
 from bucketfeed.data.workers import WorkerFeed
 from bucketfeed.errors import ConfigError
@@ -129,6 +130,7 @@ class Loader:
         self._stats = Stats()
         self._baseline = dataset.reader.counter.counts()
         self._worker_counts = Counts()
+        self._skips = Skips(dataset.max_errors or 0)
 
     @property
     def epoch(self) -> int:
@@ -176,12 +178,13 @@ class Loader:
                 self._fed = None  # a batch that fails is asked for again by whoever goes on at this position
                 taken = next(feed)
                 now = time.perf_counter()
+                self._skips.add(taken.made.failures)
                 self._position, self._going_on = taken.consumed, False
                 self._fed = (self._epoch, taken.consumed)
                 self._count(taken, wait_seconds=now - asked, seconds=now - then)
                 then = now
                 bar.update()
-                yield pinned(taken.batch) if self._pin and self._num_workers else taken.batch
+                yield pinned(taken.made.batch) if self._pin and self._num_workers else taken.made.batch
             self._count(None, seconds=time.perf_counter() - then)
             self._epoch, self._position, self._going_on = self._epoch + 1, 0, True
             self._fed = (self._epoch, 0)  # the feed goes on into it by itself
@@ -209,6 +212,7 @@ class Loader:
         return Stats.of(
             counts,
             samples=seen.samples,
+            skipped=seen.skipped,
             batches=seen.batches,
             wait_seconds=seen.wait_seconds,
             seconds=seen.seconds,
@@ -250,7 +254,8 @@ class Loader:
             self._worker_counts += taken.counts
         self._stats = replace(
             self._stats,
-            samples=self._stats.samples + (taken.samples if taken else 0),
+            samples=self._stats.samples + (taken.made.samples if taken else 0),
+            skipped=self._stats.skipped + (len(taken.made.failures) if taken else 0),
             batches=self._stats.batches + (1 if taken else 0),
             wait_seconds=self._stats.wait_seconds + wait_seconds,
             seconds=self._stats.seconds + seconds,

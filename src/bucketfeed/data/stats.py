@@ -13,11 +13,13 @@ STALLED = 0.05  # share of the time that a loop waits for data, from which on th
 class Stats:
     """Totals since the data set was opened or the loader was made; seconds and bytes.
 
-    `bytes_fetched` and `requests` are what the store was asked for, `bytes_read` what samples were made of,
-    `wait_seconds` the part of `seconds` that the loop stood waiting for its next batch.
+    `skipped` is how often a sample was left out by `on_error="skip"`, `bytes_fetched` and `requests` what the store was
+    asked for, `bytes_read` what samples were made of, `wait_seconds` the part of `seconds` that the loop stood waiting
+    for its next batch.
     """
 
     samples: int = 0
+    skipped: int = 0
     batches: int = 0
     bytes_fetched: int = 0
     bytes_read: int = 0
@@ -34,6 +36,7 @@ class Stats:
         counts: Counts,
         *,
         samples: int,
+        skipped: int = 0,
         batches: int = 0,
         wait_seconds: float = 0.0,
         seconds: float = 0.0,
@@ -41,6 +44,7 @@ class Stats:
         """Join what the readers counted with what the loop saw."""
         return cls(
             samples=samples,
+            skipped=skipped,
             batches=batches,
             bytes_fetched=counts.bytes_fetched,
             bytes_read=counts.bytes_read,

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from bucketfeed.data.assemble import Assembler
+from bucketfeed.data.assemble import Assembled, Assembler
 from bucketfeed.data.feed import Taken, Task
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.errors import BucketfeedError
@@ -161,14 +161,14 @@ class _WorkerStream(IterableDataset[bytes]):
         try:
             while True:
                 try:
-                    plan, batch = next(pipeline)
+                    plan, made = next(pipeline)
                 except StopIteration:
                     return
                 except BucketfeedError as e:
                     yield pickle.dumps(e)
                     continue
                 now = counter.counts()
-                yield _dumps(Taken(batch, len(plan.samples), plan.consumed, now - counted))
+                yield _dumps(Taken(made, plan.consumed, now - counted))
                 counted = now
         finally:
             pipeline.close()
@@ -194,7 +194,7 @@ class _Seeded:
 
     assembler: Assembler
 
-    def __call__(self, plan: BatchPlan, buffers: list[Any]) -> Any:
+    def __call__(self, plan: BatchPlan, buffers: list[Any]) -> Assembled:
         words = np.random.SeedSequence((self.assembler.seed, plan.epoch, int(plan.samples[0]))).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(words[1])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats.format import Ints
-from bucketfeed.formats.lines import Lines, blocks, decoded, first_byte, with_compressed
+from bucketfeed.formats.lines import BLOCK_BYTES, Lines, blocks, decoded, first_byte, with_compressed
 from bucketfeed.formats.window import Source, StreamWindow
 from bucketfeed.store.ahead import read_through
 from bucketfeed.store.manifest import Manifest
@@ -171,7 +171,9 @@ class Tsv(Csv):
     suffixes: ClassVar[tuple[str, ...]] = with_compressed(".tsv")
 
 
-def scan_rows(source: Source, url: str, delimiter: int) -> Iterator[tuple[Ints, Ints]]:
+def scan_rows(
+    source: Source, url: str, delimiter: int, *, block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[Ints, Ints]]:
     """Yield starts and stops of the rows that are not blank, in blocks; newlines in quotes end none.
 
     Raises `FormatError` where quotes are never closed, and for another encoding than UTF-8.
@@ -179,14 +181,17 @@ def scan_rows(source: Source, url: str, delimiter: int) -> Iterator[tuple[Ints, 
     begin = first_byte(source, url)  # of the row that is open
     opened = -1  # where the quotes that are open were opened
     before = _NEWLINE  # the byte before the block, as far as it matters
-    end = 0
-    for at, buffer in blocks(source):
+    end = passed = line = 0  # `passed`: newlines of the blocks before; `line`: where the quotes were opened
+    for at, buffer in blocks(source, block_bytes):
         data = np.frombuffer(buffer, np.uint8)
         skip = max(begin - at, 0) if not at else 0  # the byte order mark
-        newlines = np.flatnonzero(data == _NEWLINE)
+        newlines = ends = np.flatnonzero(data == _NEWLINE)
         quotes = np.flatnonzero(data == _QUOTE)
         if len(quotes) or opened >= 0:
             newlines, opened = _outside(data, newlines, quotes, at, skip, opened, before, delimiter)
+            if opened >= at:
+                line = passed + int(np.searchsorted(ends, opened - at)) + 1
+        passed += len(ends)
         stops = newlines + at
         starts = np.concatenate([[begin], stops[:-1] + 1]) if len(stops) else stops
         if len(stops):
@@ -202,7 +207,9 @@ def scan_rows(source: Source, url: str, delimiter: int) -> Iterator[tuple[Ints, 
         if 0 <= opened < end - _MOST_ROW_BYTES:
             break
     if opened >= 0:
-        raise FormatError(f"{url}: the quotes opened at byte {opened} are not closed by byte {end}; mend the row")
+        raise FormatError(
+            f"{url}: the quotes opened in line {line:,}, at byte {opened}, are not closed by byte {end}; mend the row"
+        )
     if end > begin and bytes(source.view(begin, min(end, begin + 2))) != b"\r":
         yield np.array([begin], np.int64), np.array([end], np.int64)
 

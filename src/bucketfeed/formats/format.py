@@ -62,6 +62,10 @@ class Format:
         """Return a sample made from its bytes, given the shard's number and the sample's start in it."""
         raise NotImplementedError
 
+    def line(self, manifest: Manifest, shard: int, start: int, reader: RangeReader) -> int | None:
+        """Return the line, from 1 on, that `start` of a shard lies in; None where a shard has no lines."""
+        return None
+
 
 def in_blocks(samples: Iterable[tuple[int, int]]) -> Iterator[tuple[Ints, Ints]]:
     """Yield starts and stops of `samples`, some at a time."""

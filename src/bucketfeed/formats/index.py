@@ -121,6 +121,11 @@ class Index:
         shard, start, _ = self._one(i)
         return self._format.sample(buffer, self.manifest, shard, start)
 
+    def line(self, i: int, reader: RangeReader) -> int | None:
+        """Return the line, from 1 on, that sample `i` begins in; reads its shard up to there. None without lines."""
+        shard, start, _ = self._one(i)
+        return self._format.line(self.manifest, shard, start, reader)
+
     def contents(self, buffers: Iterable[Buffer], url: str) -> Iterable[Buffer] | None:
         """Return what the shard at `url` holds whose bytes are `buffers`; None where that is these bytes."""
         return self._format.contents(buffers, url)
@@ -196,6 +201,14 @@ class Chunks:
         """Return the bytes of chunk `c`."""
         _, start, stop = self._span(c)
         return stop - start
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all chunks."""
+        if self.first is None:
+            return self.index.manifest.total_bytes
+        starts, (_, last, lengths) = self.index.locate(self.first[:-1])[1], self.index.locate(self.first[1:] - 1)
+        return int((last + lengths - starts).sum())
 
     def _span(self, c: int) -> tuple[int, int, int]:
         if not 0 <= c < len(self):

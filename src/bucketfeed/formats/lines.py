@@ -14,10 +14,11 @@ from bucketfeed.errors import FormatError
 from bucketfeed.formats.compression import SUFFIXES, codec_of, decompressed
 from bucketfeed.formats.format import Format, Ints
 from bucketfeed.formats.window import Source
+from bucketfeed.store.ahead import read_through
 from bucketfeed.store.manifest import Manifest
-from bucketfeed.store.ranges import Buffer, Range
+from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
-_BLOCK_BYTES = 4 << 20  # searched at a time
+BLOCK_BYTES = 4 << 20  # searched at a time
 _NEWLINE = 10
 _SPACE = 32
 _BLANK = b" \t\r\n"
@@ -52,6 +53,17 @@ class Lines(Format):
         """Return the decompressed bytes; None where the object is not compressed."""
         codec = codec_of(url)
         return None if codec is None else decompressed(codec, buffers, url)
+
+    def line(self, manifest: Manifest, shard: int, start: int, reader: RangeReader) -> int:
+        """Return the line that `start` lies in, by counting the newlines before it."""
+        read = read_through(reader, manifest.range(shard), BLOCK_BYTES)
+        newlines = at = 0
+        for buffer in self.contents(read, manifest.object_url(shard)) or read:
+            newlines += int(np.count_nonzero(np.frombuffer(buffer[: start - at], np.uint8) == _NEWLINE))
+            at += len(buffer)
+            if at >= start:
+                break
+        return newlines + 1
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,9 @@ def decoded(buffer: Buffer, manifest: Manifest, shard: int, start: int) -> str:
         ) from e
 
 
-def scan_lines(source: Source, url: str, *, blanks: bool) -> Iterator[tuple[Ints, Ints]]:
+def scan_lines(
+    source: Source, url: str, *, blanks: bool, block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[Ints, Ints]]:
     """Yield starts and stops of the lines of a source, in blocks; those with nothing in them only with `blanks`.
 
     Only `\\n` ends a line. Raises `FormatError` for another encoding than UTF-8.
@@ -116,7 +130,7 @@ def scan_lines(source: Source, url: str, *, blanks: bool) -> Iterator[tuple[Ints
     begin = first_byte(source, url)  # of the line that is open
     filled = False  # whether there is more than blanks in it
     end = 0
-    for at, buffer in blocks(source):
+    for at, buffer in blocks(source, block_bytes):
         data = np.frombuffer(buffer, np.uint8)
         ends = np.flatnonzero(data == _NEWLINE)
         if len(ends):
@@ -140,10 +154,10 @@ def _filled(buffer: Buffer, data: NDArray[np.uint8], starts: Ints, ends: Ints) -
     return filled
 
 
-def blocks(source: Source) -> Iterator[tuple[int, Buffer]]:
+def blocks(source: Source, block_bytes: int) -> Iterator[tuple[int, Buffer]]:
     """Yield all bytes of a source in buffers, each with where it starts."""
     at = 0
-    while len(buffer := source.view(at, at + _BLOCK_BYTES)):
+    while len(buffer := source.view(at, at + block_bytes)):
         yield at, buffer
         at += len(buffer)
 
