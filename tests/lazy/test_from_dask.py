@@ -79,5 +79,5 @@ def test_what_has_no_rows_and_what_fails_is_named(tmp_path: Path) -> None:
         bf.from_dask(da.from_array(np.array([None, 1], object), chunks=1))
     failing = da.from_array(VALUES, chunks=(10, 3)).map_blocks(lambda b: 1 / 0, dtype=VALUES.dtype, meta=VALUES[:0])
     ds = bf.from_dask(failing, cache=bf.DiskCache(tmp_path / "cache", "1GB"))
-    with pytest.raises(bf.errors.DecodeError, match="partition 2 .*ZeroDivisionError"):
+    with pytest.raises(bf.errors.DecodeError, match=r"partition 2 .*ZeroDivisionError"):
         ds[20]

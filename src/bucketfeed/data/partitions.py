@@ -49,7 +49,7 @@ def from_dask(
     except ImportError as e:
         raise ConfigError("from_dask needs Dask: pip install 'bucketfeed[dask]'") from e
     is_array = hasattr(x, "chunks") and hasattr(x, "rechunk")
-    if not is_dask_collection(x) or not (is_array or hasattr(x, "npartitions") and hasattr(x, "columns")):
+    if not is_dask_collection(x) or not (is_array or (hasattr(x, "npartitions") and hasattr(x, "columns"))):
         raise ConfigError(f"from_dask takes a Dask array or data frame, not {type(x).__name__}")
     if is_array:
         x = _in_rows(x)
@@ -71,11 +71,11 @@ def from_dask(
     objects = [(f"{root}{number:08}", size, token) for number, size in enumerate(sizes)]
     manifest = Manifest.from_objects(root, objects, folder=folder)
     reader = _Nothing(Counter())
-    if counted:
+    if counted and isinstance(known, ArrayRows):
         counts = np.array(lengths, np.int64)
         shards = np.repeat(np.arange(len(counts)), counts)
         rows = np.arange(len(shards)) - np.repeat(np.cumsum(counts) - counts, counts)
-        row_bytes = np.full(len(shards), sizes and known.row_bytes)  # type: ignore[attr-defined]
+        row_bytes = np.full(len(shards), known.row_bytes)
         index = Index.write(folder / f"{token}.idx", manifest, known, shards, rows * row_bytes, row_bytes)
     else:
         index = build_index(
@@ -103,7 +103,7 @@ class _Nothing:
 def _in_rows(x: Any) -> Any:
     if x.ndim == 0 or x.dtype.hasobject or np.isnan(x.shape[1:]).any() or 0 in (x.dtype.itemsize, *x.shape[1:]):
         raise ConfigError(f"a Dask array of {x.dtype}{x.shape} has no rows of a known size: give it a fixed row shape")
-    return x.rechunk({axis: -1 for axis in range(1, x.ndim)}) if x.ndim > 1 else x
+    return x.rechunk(dict.fromkeys(range(1, x.ndim), -1)) if x.ndim > 1 else x
 
 
 def _columns(x: Any) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class ArrayRows(Partitions):
                 f"{url} was computed as {block.dtype}{block.shape}, not as rows of {self.dtype}{self.shape}: "
                 "give the array its true meta"
             )
-        whole = memoryview(block.reshape(-1).view(np.uint8))
+        whole = block.reshape(-1).view(np.uint8).data
         yield from (whole[at : at + _STEP_BYTES] for at in range(0, len(whole), _STEP_BYTES))
 
     def scan(self, source: Source, url: str) -> Iterator[tuple[Ints, Ints]]:
