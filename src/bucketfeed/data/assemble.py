@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from bucketfeed.data.collate import as_tensors, default_collate
 from bucketfeed.data.dataset import MapDataset
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.data.random import sample_rng
+from bucketfeed.formats.rows import ArrayIndex
 from bucketfeed.store.ranges import Buffer
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -27,6 +29,10 @@ class Assembler:
 
     def __call__(self, plan: BatchPlan, buffers: list[Buffer]) -> Any:
         """Return the batch of `plan`; `buffers` are the bytes of its samples, in order."""
+        plain = self.collate is default_collate and self.dataset.decode is None
+        if plain and isinstance(self.dataset.index, ArrayIndex):
+            columns = self.dataset.build_batch(plan.samples, buffers)
+            return pinned(as_tensors(columns)) if self.pin_memory else as_tensors(columns)
         samples = []
         for item, buffer in zip(plan.samples.tolist(), buffers, strict=True):
             with sample_rng(self.seed, plan.epoch, item):

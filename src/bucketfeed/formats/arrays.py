@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -12,12 +12,15 @@ from bucketfeed.cache.disk import DiskCache
 from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats.format import Format
 from bucketfeed.formats.grid import ObjectReader
+from bucketfeed.formats.layout import Field, Layout, Shards
 from bucketfeed.formats.npy import npz_members, read_heads
-from bucketfeed.formats.rows import ArrayIndex, Field, Layout, Shards
 from bucketfeed.formats.sources import Files, Source
 from bucketfeed.sampling.whole import whole
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import RangeReader
+
+if TYPE_CHECKING:
+    from bucketfeed.formats.rows import ArrayIndex
 
 _ARRAY = "array"  # the field of what has no name
 
@@ -78,7 +81,7 @@ class Arrays(RowFormat):
         kept = None if cache is None or reader.is_local else ObjectReader(reader, cache, manifest)
         files = Files(manifest, reader, kept)
         whole = True
-        if _is_zarr(manifest):
+        if is_zarr(manifest):
             from bucketfeed.formats.zarr import zarr_members
 
             found = [self._chosen(zarr_members(files, self._paths), manifest.url)]
@@ -137,6 +140,8 @@ class Arrays(RowFormat):
         return {name: members[path] for name, path in self.fields}
 
     def _index(self, manifest: Manifest, found: Sequence[dict[str, Source]], whole: bool) -> ArrayIndex:
+        from bucketfeed.formats.rows import ArrayIndex
+
         for shard in found:
             _check(shard, manifest)
         layout = _layout(found[0])
@@ -166,7 +171,9 @@ class Arrays(RowFormat):
         return only if self.fields is None and isinstance(only, dict) else columns
 
 
-def _is_zarr(manifest: Manifest) -> bool:
+def is_zarr(manifest: Manifest) -> bool:
+    """Return whether the objects are those of one Zarr hierarchy."""
+
     def has(name: str) -> bool:
         try:
             manifest.find(manifest.url + name)
@@ -195,6 +202,4 @@ def _check(shard: dict[str, Source], manifest: Manifest) -> None:
     lengths = {source.shape[0] for source in shard.values()}
     if len(lengths) > 1:
         url = manifest.object_url(next(iter(shard.values())).number)
-        raise FormatError(f"arrays of one sample have equally many rows, but {url} has {_said(shard)}; name some of them")
-
-
+        raise FormatError(f"arrays of one sample have equally many rows, but {url} has {_said(shard)}; name others")

@@ -104,7 +104,8 @@ class RowReader(GridReader):
         extents: list[AnyExtent] = []
         with contextlib.ExitStack() as stack:
             for range in ranges:
-                extents.append(stack.enter_context(self._decoded(range)))
+                extents.append(self._decoded(range))
+                stack.callback(extents[-1].close)
             stack.pop_all()
         return extents
 

@@ -28,15 +28,13 @@ class Hdf5(Source):
 
 def hdf5_members(files: Files, number: int, paths: list[str] | None) -> dict[str, Source]:
     """Return datasets of an object by path; those of its root group where `paths` is None. Raises `FormatError`."""
-    import h5py
-
     file = _opened(files, number)
-    names = [name for name, item in file.items() if isinstance(item, h5py.Dataset)] if paths is None else paths
+    names = [name for name, item in file.items() if hasattr(item, "shape")] if paths is None else paths
     found: dict[str, Source] = {}
     for name in names:
         item = file.get(name)
         where = f"{files.manifest.object_url(number)} dataset {name!r}"
-        if not isinstance(item, h5py.Dataset):
+        if not hasattr(item, "shape"):
             raise FormatError(f"{where} is not there; the file has {sorted(file)}")
         if item.shape is None:
             raise FormatError(f"{where} is empty: it has no shape; name others with fields=")
@@ -60,7 +58,7 @@ def _opened(files: Files, number: int) -> Any:
 
 def _open(files: Files, number: int) -> Any:
     try:
-        import h5py
+        import h5py  # type: ignore[import-untyped]
     except ImportError as e:
         raise ConfigError(f"HDF5 needs another package ({e}): pip install 'bucketfeed[arrays]'") from e
     try:

@@ -45,7 +45,7 @@ def array_at(head: bytes, where: str, number: int, offset: int, size: int) -> tu
     if got < needed:
         rows = got // (needed // shape[0]) if shape else 0
         raise FormatError(
-            f"{where} is cut short: its header promises shape {shape} of {dtype}, {needed:,} bytes, but {got:,} follow, "
+            f"{where} is cut short: its header promises shape {shape} of {dtype}, {needed:,} bytes, but {got:,} come, "
             f"the end of row {rows - 1}; copy the file again"
         )
     return stop, Plain(number, shape, dtype, offset + stop, fortran and len(shape) > 1)

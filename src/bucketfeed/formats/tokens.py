@@ -11,8 +11,9 @@ from numpy.typing import DTypeLike
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats.arrays import RowFormat
+from bucketfeed.formats.layout import Field, Layout, Shards
 from bucketfeed.formats.npy import read_heads
-from bucketfeed.formats.rows import ArrayIndex, Field, Layout, Shards
+from bucketfeed.formats.rows import ArrayIndex
 from bucketfeed.formats.sources import Files
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import RangeReader
@@ -70,8 +71,8 @@ class Tokens(RowFormat):
         else:
             offsets = [self.header_bytes] * len(objects)
             rows = [self._tokens(manifest, number, dtype.itemsize) for number in objects]
-        places = (np.array(column, np.int64) for column in (objects, offsets, rows))
-        return ArrayIndex(manifest, self, Layout((Field("tokens", dtype, ()),)), Shards(*places))
+        shards = Shards(np.array(objects, np.int64), np.array(offsets, np.int64), np.array(rows, np.int64))
+        return ArrayIndex(manifest, self, Layout((Field("tokens", dtype, ()),)), shards)
 
     def _tokens(self, manifest: Manifest, number: int, item: int) -> int:
         tokens, rest = divmod(manifest.size(number) - self.header_bytes, item)
