@@ -162,4 +162,4 @@ class _Rows:
         rows = np.empty(len(parts[0]), self._index.layout.record)
         for number, part in enumerate(parts):
             rows[f"f{number}"] = part
-        return rows.tobytes()
+        return rows.view(np.uint8).data

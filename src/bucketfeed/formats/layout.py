@@ -50,7 +50,7 @@ def native(array: np.ndarray) -> Any:
         return array.tolist()
     if array.dtype.kind in "mM":
         return np.array(array, array.dtype.newbyteorder("="), order="C").view(np.int64)
-    return np.array(array, array.dtype.newbyteorder("="), order="C")
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
 
 
 @dataclass(frozen=True, eq=False)

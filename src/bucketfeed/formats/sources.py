@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _MOST_OPEN = 64  # files of other libraries that a process keeps open
 _BUFFER_BYTES = 64 << 10
+_COLUMNS_AT_ONCE = 128  # of an array in Fortran order: bounds what is held twice
 
 
 class Files:
@@ -150,8 +151,12 @@ class Plain(Source):
         rest, item = self.shape[1:], self.dtype.itemsize
         if self.fortran:
             firsts = [self.offset + item * self.shape[0] * column for column in range(math.prod(rest))]
-            parts = files.read(self.number, [(at + item * start, at + item * stop) for at in firsts], kept=True)
-            return np.frombuffer(b"".join(parts), self.dtype).reshape(*rest[::-1], stop - start).T
+            columns = np.empty((len(firsts), stop - start), self.dtype)
+            for first in range(0, len(firsts), _COLUMNS_AT_ONCE):
+                spans = [(at + item * start, at + item * stop) for at in firsts[first : first + _COLUMNS_AT_ONCE]]
+                for number, part in enumerate(files.read(self.number, spans, kept=True), first):
+                    columns[number] = np.frombuffer(part, self.dtype)
+            return columns.reshape(*rest[::-1], stop - start).T
         row = item * math.prod(rest)
         body = files.read(self.number, [(self.offset + row * start, self.offset + row * stop)])[0]
         return np.frombuffer(body, self.dtype).reshape(stop - start, *rest)
