@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from bucketfeed import errors as errors
     from bucketfeed.cache.disk import DiskCache as DiskCache
     from bucketfeed.cache.reader import CachedReader as CachedReader
+    from bucketfeed.data.arrays import TokenDataset as TokenDataset
+    from bucketfeed.data.arrays import open_arrays as open_arrays
     from bucketfeed.data.collate import default_collate as default_collate
     from bucketfeed.data.dataset import MapDataset as MapDataset
     from bucketfeed.data.dataset import open_dataset as open_dataset
@@ -59,6 +61,7 @@ _HOME = {
     "Stats": "data.stats",
     "StreamDataset": "data.stream",
     "Text": "formats.lines",
+    "TokenDataset": "data.arrays",
     "Topology": "sampling.topology",
     "Tsv": "formats.delimited",
     "build_index": "formats.index",
@@ -66,6 +69,7 @@ _HOME = {
     "default_collate": "data.collate",
     "errors": "",
     "from_dask": "data.partitions",
+    "open_arrays": "data.arrays",
     "open_dataset": "data.dataset",
     "open_reader": "store.readers",
     "order_hash": "data.dataset",

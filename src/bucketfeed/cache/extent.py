@@ -6,6 +6,7 @@ import fcntl
 import os
 import struct
 import time
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import xxhash
@@ -34,6 +35,10 @@ class MemoryExtent:
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes `start` to `stop` of the object; they lie inside the range."""
         return bytes(self._data[start - self.range.start : stop - self.range.start])
+
+    def read_all(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each span as `read` does."""
+        return [self.read(start, stop) for start, stop in spans]
 
     def close(self) -> None:
         """Let the bytes go."""
@@ -68,6 +73,10 @@ class Extent:
             raise CacheError(
                 f"{self.range} can't be read from its cache file {self.path}: {e}; check the disk, remove the file"
             ) from e
+
+    def read_all(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each span as `read` does."""
+        return [self.read(start, stop) for start, stop in spans]
 
     @property
     def inode(self) -> int:

@@ -21,6 +21,13 @@ def default_collate(samples: Sequence[Any]) -> Any:
     return _collate(samples, "", [_name(sample, number) for number, sample in enumerate(samples)])
 
 
+def as_tensors(columns: Any) -> Any:
+    """Return columns that are stacked already, as `default_collate` gives them: arrays become tensors."""
+    if isinstance(columns, dict):
+        return {name: as_tensors(column) for name, column in columns.items()}
+    return _to_tensor(columns) if isinstance(columns, np.ndarray) else columns
+
+
 def _name(sample: Any, number: int) -> str:
     key = sample.get("__key__") if isinstance(sample, dict) else None
     return repr(key) if isinstance(key, str) else f"number {number} of the batch"

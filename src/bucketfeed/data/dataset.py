@@ -25,9 +25,11 @@ from bucketfeed.data.stats import Stats
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
-from bucketfeed.formats.format import Format
+from bucketfeed.formats.format import Format, Ints
+from bucketfeed.formats.grid import RowReader
 from bucketfeed.formats.index import Chunks, Index, build_index, sample_from
 from bucketfeed.formats.registry import format_of
+from bucketfeed.formats.rows import ArrayIndex
 from bucketfeed.sampling.order import Order
 from bucketfeed.sampling.whole import whole
 from bucketfeed.store.manifest import Manifest
@@ -167,6 +169,13 @@ class MapDataset:
                 f"decode failed for sample {key!r} (number {item}, {where}, fields {_fields(sample)}): {text}"
             ) from e
 
+    def build_batch(self, items: Ints, buffers: Sequence[Buffer]) -> dict[str, Any]:
+        """Return many samples of an `ArrayIndex`, made from their bytes at once: columns by field."""
+        assert isinstance(self.index, ArrayIndex)
+        self._samples_read += len(items)
+        self.reader.counter.add(bytes_read=sum(map(len, buffers)))
+        return self.index.batch(items, buffers)
+
     def stats(self) -> Stats:
         """Return what this process has read through this data set."""
         return Stats.of(self.reader.counter.counts(), samples=self._samples_read, skipped=self._skips.count)
@@ -232,7 +241,8 @@ def open_dataset(
     Args:
         url: `s3://bucket/prefix/`, `gs://`, a path, `memory://` or any other fsspec URL. Keys are taken exactly.
         format: "auto" (by the names found), "raw" (one object, one sample), "tar" (WebDataset shards), "jsonl", "text",
-            "csv" or "tsv" (a line or row, one sample); or a format with options, such as `bf.Csv(delimiter=";")`.
+            "csv" or "tsv" (a line or row, one sample), "arrays" (`.npy`, `.npz`, HDF5, Zarr: see `open_arrays`); or a
+            format with options, such as `bf.Csv(delimiter=";")`.
         decode: gets a sample (dict of `"__key__"` and bytes by field) and returns anything; None leaves bytes.
         cache: a `DiskCache`; "auto" takes the default folder, except for data that lies on this machine; None reads
             without a cache and forgets the index with the process.
@@ -279,8 +289,12 @@ def open_dataset(
         )
         if kept is not None:
             kept.indexed()
+        if index.decodes and kept is None:  # which only its headers tell
+            kept = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()))
     reader: RangeReader = inner
-    if kept is not None:
+    if isinstance(index, ArrayIndex) and index.decodes and kept is not None:
+        reader = RowReader(inner, kept, index)
+    elif kept is not None:
         if decodes:
             _tell_of_room(index, kept)
         reader = DecodedReader(inner, kept, _chunks(index, CHUNK_BYTES)) if decodes else CachedReader(inner, kept)

@@ -312,10 +312,18 @@ class Pipeline:
 
     def _buffers(self, job: _Job) -> list[Buffer]:
         exact = iter(job.exact)
-        buffers: list[Buffer] = []
-        for key, range in zip(job.keys, job.ranges, strict=True):
-            extent = None if key is None else job.chunks[key].extent
-            buffers.append(next(exact) if extent is None else extent.read(range.start, range.stop))
+        places: dict[Key, list[int]] = {}
+        buffers: list[Buffer] = [b""] * len(job.keys)
+        for place, key in enumerate(job.keys):
+            if key is None:
+                buffers[place] = next(exact)
+            else:
+                places.setdefault(key, []).append(place)
+        for key, own in places.items():
+            extent = job.chunks[key].extent
+            assert extent is not None
+            for place, body in zip(own, extent.read_all([job.ranges[place][1:3] for place in own]), strict=True):
+                buffers[place] = body
         return buffers
 
 

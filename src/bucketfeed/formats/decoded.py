@@ -57,7 +57,7 @@ class DecodedReader(CachedReader):
         pieces = self._pieces(range)
         extents = self._kept(pieces)
         if extents is None:
-            with self._alone(range.url):
+            with alone(self.cache, range.url):
                 extents = self._kept(pieces)  # another process may have been at it
                 self.counter.add(cache_hits=int(extents is not None), cache_misses=int(extents is None))
                 extents = extents or self._decoded(pieces)
@@ -111,17 +111,18 @@ class DecodedReader(CachedReader):
             window.release(piece.stop)
         return [self.cache.get(piece) or MemoryExtent(piece, held[piece]) for piece in wanted]
 
-    @contextlib.contextmanager
-    def _alone(self, url: str) -> Iterator[None]:
-        """For the `with` block, no other thread or process of the node decompresses this shard."""
-        number = xxhash.xxh3_64_intdigest(url.encode("utf-8", "surrogateescape")) % _LOCKS
-        path = self.cache.index_folder / f"{number:03}.lock"
-        with open(path, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # which closing would not do where a fork has happened meanwhile
-
     def __reduce__(self) -> tuple[Callable[..., DecodedReader], tuple[Any, ...]]:
         return type(self), (self.inner, self.cache, self._chunks)
+
+
+@contextlib.contextmanager
+def alone(cache: DiskCache, url: str) -> Iterator[None]:
+    """For the `with` block, no other thread or process of the node decodes the shard at `url` into `cache`."""
+    number = xxhash.xxh3_64_intdigest(url.encode("utf-8", "surrogateescape")) % _LOCKS
+    path = cache.index_folder / f"{number:03}.lock"
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # which closing would not do where a fork has happened meanwhile

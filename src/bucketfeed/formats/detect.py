@@ -6,6 +6,7 @@ import posixpath
 from collections import Counter
 
 from bucketfeed.errors import FormatError
+from bucketfeed.formats.arrays import Arrays, is_zarr
 from bucketfeed.formats.delimited import Csv, Tsv
 from bucketfeed.formats.lines import Jsonl
 from bucketfeed.store.manifest import Manifest
@@ -14,7 +15,7 @@ from bucketfeed.store.manifest import Manifest
 _SIDECARS = frozenset((".json", ".txt", ".md", ".idx", ".index", ".yaml", ".yml", ".log", ".sha256", ".md5"))
 _MARKS = frozenset(("_SUCCESS", "LICENSE", "README", "MANIFEST", "SHA256SUMS", "MD5SUMS"))
 _NAMES = 65_536  # looked at, evenly spaced where there are more: a fraction of a second
-_TABLES = {format.name: format.suffixes for format in (Jsonl(), Csv(), Tsv())}  # text lies beside anything
+_TABLES = {format.name: format.suffixes for format in (Jsonl(), Csv(), Tsv(), Arrays())}  # text lies beside anything
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 
@@ -25,6 +26,8 @@ def detect(manifest: Manifest) -> str:
     pictures. Raises `FormatError` for tars next to other data, for shards of two formats, and for compressed tars. Of
     a larger manifest 65,536 names are looked at.
     """
+    if is_zarr(manifest):
+        return "arrays"
     kinds: Counter[str] = Counter()
     example: dict[str, str] = {}
     for i in range(0, len(manifest), 1 + len(manifest) // _NAMES):
@@ -38,6 +41,9 @@ def detect(manifest: Manifest) -> str:
             f"{example['compressed tar']!r}; ranges of them cannot be read: unpack them, or pass format='raw' to get "
             "each as one object"
         )
+    if kinds["tar"] or kinds["other"]:  # arrays are shards only where nothing but arrays lies there
+        kinds["other"] += kinds.pop("arrays", 0)
+        example.setdefault("other", example.get("arrays", ""))
     if kinds["tar"] and kinds["other"]:
         raise FormatError(
             f"{manifest.url} has {kinds['tar']} tars (first {example['tar']!r}) and {kinds['other']} other objects "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from bucketfeed.formats.window import Source
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
+
+if TYPE_CHECKING:
+    from bucketfeed.cache.disk import DiskCache
+    from bucketfeed.formats.index import Index
 
 Ints = NDArray[np.int64]
 
@@ -41,6 +45,10 @@ class Format:
     def opened(self, manifest: Manifest, reader: RangeReader) -> Self:
         """Return this format for the objects at hand, with what must be known of all of them to read one."""
         return self
+
+    def closed(self, manifest: Manifest, reader: RangeReader, cache: DiskCache | None) -> Index | None:
+        """Return the index where arithmetic gives every sample's place and nothing is scanned; None elsewhere."""
+        return None
 
     def range(self, manifest: Manifest, shard: int, start: int, stop: int) -> Range:
         """Return the range of a sample or a chunk, given where it starts and stops in the shard."""

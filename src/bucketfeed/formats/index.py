@@ -265,6 +265,8 @@ def build_index(
     """
     uncached = reader.inner if isinstance(reader, CachedReader) else reader
     known = format_of(format).opened(manifest, uncached)
+    if (closed := known.closed(manifest, uncached, cache)) is not None:
+        return closed
     if not known.indexed:
         return Index(manifest, known)
     kept = path or (folder or manifest.path.parent) / f"{_version(manifest, known)}.idx"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bucketfeed.errors import ConfigError
+from bucketfeed.formats.arrays import Arrays
 from bucketfeed.formats.delimited import Csv, Tsv
 from bucketfeed.formats.format import Format
 from bucketfeed.formats.lines import Jsonl, Text
 from bucketfeed.formats.raw import Raw
 from bucketfeed.formats.tar import Tar
 
-_FORMATS: dict[str, Format] = {format.name: format for format in (Raw(), Tar(), Jsonl(), Text(), Csv(), Tsv())}
+_FORMATS: dict[str, Format] = {
+    format.name: format for format in (Raw(), Tar(), Jsonl(), Text(), Csv(), Tsv(), Arrays())
+}
 
 
 def format_of(given: str | Format) -> Format:
