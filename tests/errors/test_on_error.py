@@ -125,9 +125,9 @@ def test_one_that_fails_in_every_epoch_counts_once_against_the_limit(tmp_path: P
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_batch_of_which_nothing_is_left_is_an_error(tmp_path: Path, num_workers: int) -> None:
     dataset = skipping(tmp_path, bad=tuple(range(8, 12)))
-    with bf.Loader(dataset, batch_size=4, collate=list, num_workers=num_workers) as loader:
-        with pytest.raises(DecodeError, match=r"all 4 samples of a batch failed.*The last one: .*a\.jsonl"):
-            numbers(loader)
+    failed = pytest.raises(DecodeError, match=r"all 4 samples of a batch failed.*The last one: .*a\.jsonl")
+    with bf.Loader(dataset, batch_size=4, collate=list, num_workers=num_workers) as loader, failed:
+        numbers(loader)
     with pytest.raises(DecodeError, match="all 2 samples"):
         dataset.__getitems__([8, 9])
     assert dataset.__getitems__([]) == []

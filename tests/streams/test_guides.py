@@ -1,4 +1,4 @@
-"""The code in the guides for streams and Dask prints what the guides say."""
+"""The code in the guides prints what the guides say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 
 
-@pytest.mark.parametrize("name", ["streams", "dask"])
+@pytest.mark.parametrize("name", ["lines", "streams", "dask"])
 def test_a_guides_code_prints_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
