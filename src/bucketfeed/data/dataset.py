@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import operator
@@ -17,9 +18,11 @@ from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
+from numpy.typing import ArrayLike
 
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
+from bucketfeed.data import views
 from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
@@ -27,9 +30,10 @@ from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
 from bucketfeed.formats.format import Format, Ints
 from bucketfeed.formats.grid import RowReader
-from bucketfeed.formats.index import Chunks, Index, build_index, sample_from
+from bucketfeed.formats.index import Index, build_index
 from bucketfeed.formats.registry import format_of
 from bucketfeed.formats.rows import ArrayIndex
+from bucketfeed.formats.samples import AnyChunks, AnyIndex
 from bucketfeed.sampling.order import Order
 from bucketfeed.sampling.whole import whole
 from bucketfeed.store.manifest import Manifest
@@ -54,14 +58,18 @@ class MapDataset:
     """
 
     def __init__(
-        self, index: Index, reader: RangeReader, decode: Decode | None = None, max_errors: int | None = None
+        self, index: AnyIndex, reader: RangeReader, decode: Decode | None = None, max_errors: int | None = None
     ) -> None:
         self.index = index
         self.reader = reader
         self.decode = decode
         self.max_errors = max_errors  # None: a sample that fails is an error
+        self._begin()
+
+    def _begin(self) -> None:
+        """Count from nothing on."""
         self._samples_read = self._lines_found = 0
-        self._skips = Skips(max_errors or 0)
+        self._skips = Skips(self.max_errors or 0)
 
     @property
     def manifest(self) -> Manifest:
@@ -73,7 +81,7 @@ class MapDataset:
         """The node's disk cache that reads go through, if any."""
         return self.reader.cache if isinstance(self.reader, CachedReader) else None
 
-    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Chunks:
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> AnyChunks:
         """Return the chunks that the samples form when cut every `chunk_bytes`."""
         return _chunks(self.index, chunk_bytes)
 
@@ -155,19 +163,9 @@ class MapDataset:
 
     def _built(self, item: int, buffer: Buffer) -> Any:
         """Return sample `item` made from its bytes: parsed by its format, then decoded."""
-        sample = sample_from(self.index, item, buffer)
+        sample = self.index.sample(item, buffer)
         self._samples_read += 1
-        if self.decode is None:
-            return sample
-        key = sample["__key__"]
-        try:
-            return self.decode(sample)
-        except Exception as e:
-            where = self.index.range(item)
-            text = str(e) if isinstance(e, BucketfeedError) else f"{type(e).__name__}: {e}"
-            raise DecodeError(
-                f"decode failed for sample {key!r} (number {item}, {where}, fields {_fields(sample)}): {text}"
-            ) from e
+        return sample if self.decode is None else views.decoded(self.decode, sample, self.index, item)
 
     def build_batch(self, items: Ints, buffers: Sequence[Buffer]) -> dict[str, Any]:
         """Return many samples of an `ArrayIndex`, made from their bytes at once: columns by field."""
@@ -188,7 +186,42 @@ class MapDataset:
         if self.cache is not None or self.reader.is_local or isinstance(self.chunks().counts, int):
             return self
         cache = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()), limit_bytes)
-        return MapDataset(self.index, CachedReader(self.reader, cache), self.decode, self.max_errors)
+        return self._with(reader=CachedReader(self.reader, cache))
+
+    def select(self, which: views.Which) -> MapDataset:
+        """Return the samples that a slice, whole numbers (any order, also twice) or a mask of truth values names."""
+        return self._with(index=views.selected(self.index, which))
+
+    def take(self, n: int) -> MapDataset:
+        """Return the first `n` samples, or all where there are fewer."""
+        return self.select(slice(whole("n", n, 0)))
+
+    def repeat(self, times: int) -> MapDataset:
+        """Return all samples `times` times: an epoch of it has each that often."""
+        return self._with(index=views.repeated(self.index, times))
+
+    def split(
+        self, fraction: float, seed: int = 0, *, by: Literal["shard"] | ArrayLike | None = None
+    ) -> tuple[MapDataset, MapDataset]:
+        """Return two parts that share no sample, the first with `fraction` (0 to 1) of them; each in this one's order.
+
+        The same for the same number of samples and seed, on every machine. `by` keeps together what must not be
+        parted: "shard" all samples of an object, an array of one name a sample all samples of that name. The share is
+        exact to one sample, with `by` as near as whole groups in a random order come.
+        """
+        first, second = views.split(self.index, fraction, seed, by)
+        return self._with(index=first), self._with(index=second)
+
+    def map(self, fn: Callable[[Any], Any]) -> MapDataset:
+        """Return this data set with `fn` called on each sample, after its decode function."""
+        return views.mapped(self, fn)
+
+    def _with(self, **changes: Any) -> MapDataset:
+        """Return a copy in which some attributes are others."""
+        changed = copy.copy(self)
+        changed.__dict__.update(changes)
+        changed._begin()
+        return changed
 
     def _checked(self, item: int) -> int:
         i = operator.index(item)
@@ -197,9 +230,16 @@ class MapDataset:
             raise IndexError(f"sample {i} of a data set of {n} samples ({self.manifest.url})")
         return i + n if i < 0 else i
 
-    def __reduce__(self) -> tuple[Callable[[bytes], MapDataset], tuple[bytes]]:
+    def __copy__(self) -> MapDataset:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __reduce__(self) -> tuple[Callable[[type[MapDataset], bytes], MapDataset], tuple[type[MapDataset], bytes]]:
         # cloudpickle: decode may be a lambda or a function of a notebook.
-        return _unpickle, (cloudpickle.dumps((self.index, self.reader, self.decode, self.max_errors)),)
+        counted = ("_samples_read", "_lines_found", "_skips")
+        state = {name: value for name, value in self.__dict__.items() if name not in counted}
+        return _unpickle, (type(self), cloudpickle.dumps(state))
 
     def __repr__(self) -> str:
         return (
@@ -208,16 +248,15 @@ class MapDataset:
         )
 
 
-def _unpickle(state: bytes) -> MapDataset:
-    return MapDataset(*cloudpickle.loads(state))
-
-
-def _fields(sample: dict[str, Any]) -> str:
-    return ", ".join(sorted(name for name in sample if name != "__key__")) or "none"
+def _unpickle(kind: type[MapDataset], state: bytes) -> MapDataset:
+    dataset = kind.__new__(kind)
+    dataset.__dict__.update(cloudpickle.loads(state))
+    dataset._begin()
+    return dataset
 
 
 @functools.lru_cache(maxsize=8)
-def _chunks(index: Index, chunk_bytes: int) -> Chunks:
+def _chunks(index: AnyIndex, chunk_bytes: int) -> AnyChunks:
     return index.chunks(chunk_bytes)
 
 
@@ -297,12 +336,12 @@ def open_dataset(
     elif kept is not None:
         if decodes:
             _tell_of_room(index, kept)
-        reader = DecodedReader(inner, kept, _chunks(index, CHUNK_BYTES)) if decodes else CachedReader(inner, kept)
+        reader = DecodedReader(inner, kept, index.chunks(CHUNK_BYTES)) if decodes else CachedReader(inner, kept)
     return MapDataset(index, reader, decode, max_errors if on_error == "skip" else None)
 
 
 def _tell_of_room(index: Index, cache: DiskCache) -> None:
-    total = _chunks(index, CHUNK_BYTES).total_bytes
+    total = index.chunks(CHUNK_BYTES).total_bytes
     if total > cache.limit_bytes:
         _log.warning(
             "the samples of %s take %s decompressed, and the cache in %s holds %s: what does not fit is decompressed "

@@ -12,7 +12,7 @@ import cloudpickle
 import numpy as np
 
 from bucketfeed.cache.disk import DiskCache
-from bucketfeed.data.dataset import CHUNK_BYTES, Decode, MapDataset, _chunks, _kept, _temporary_folder
+from bucketfeed.data.dataset import CHUNK_BYTES, Decode, MapDataset, _kept, _temporary_folder
 from bucketfeed.errors import ConfigError, ReadError
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.index import Index, build_index
@@ -82,7 +82,7 @@ def from_dask(
             manifest, known, reader, cache=kept, folder=folder, chunk_bytes=CHUNK_BYTES, progress=progress
         )
     kept.indexed()
-    return MapDataset(index, DecodedReader(reader, kept, _chunks(index, CHUNK_BYTES)), decode)
+    return MapDataset(index, DecodedReader(reader, kept, index.chunks(CHUNK_BYTES)), decode)
 
 
 class _Nothing:

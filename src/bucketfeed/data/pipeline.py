@@ -22,7 +22,7 @@ from bucketfeed.cache.reader import CachedReader, open_extent
 from bucketfeed.data.allocator import keep_freed_memory
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.errors import BucketfeedError
-from bucketfeed.formats.index import Chunks, Index
+from bucketfeed.formats.samples import AnyChunks, AnyIndex
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
 _log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class Pipeline:
     def __init__(
         self,
         plans: Iterator[BatchPlan],
-        index: Index,
-        chunks: Chunks,
+        index: AnyIndex,
+        chunks: AnyChunks,
         reader: RangeReader,
         assemble: Assemble,
         *,
@@ -187,7 +187,7 @@ class Pipeline:
         return len(jobs) > _MAX_NEXT_EPOCH and jobs[-_MAX_NEXT_EPOCH].plan.epoch > jobs[0].plan.epoch
 
     def _job(self, plan: BatchPlan) -> _Job:
-        ranges = self._index.ranges(plan.samples)
+        ranges = list(self._index.ranges(plan.samples))
         keys: list[Key | None] = [None] * len(ranges)
         first, self._first = self._first, False
         if first and not self._single:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bucketfeed.formats.index import Chunks
+from bucketfeed.formats.samples import AnyChunks
 from bucketfeed.sampling.cursor import Cursor
 from bucketfeed.sampling.division import Division, Tail
 from bucketfeed.sampling.order import Order
@@ -45,7 +45,7 @@ class BatchPlan:
 class Plan:
     """The whole future of one rank. The order depends on (seed, epoch, streams, chunks) and nothing else."""
 
-    chunks: Chunks
+    chunks: AnyChunks
     fingerprint: str
     length: int
     batch_size: int

@@ -112,6 +112,19 @@ class Index:
         rows = zip(*(column.tolist() for column in self.locate(samples)), strict=True)
         return [self._format.range(self.manifest, shard, start, start + length) for shard, start, length in rows]
 
+    def name(self, i: int) -> str | None:
+        """Return the key of the object that is sample `i`; None where objects hold several samples."""
+        return self.manifest.key(i) if self._rows is None else None
+
+    def shards_of(self, samples: Ints) -> Ints:
+        """Return the number of the object that each of `samples` lies in."""
+        return self.locate(samples)[0]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """No classes are known of objects alone."""
+        return ()
+
     def find(self, shard: int, start: int) -> int:
         """Return the number of the first sample that starts at `start` of `shard` or behind it."""
         return bisect.bisect_left(range(len(self)), (shard, start), key=lambda i: self._one(i)[:2])
