@@ -211,3 +211,30 @@ class TestReading:
         view = dataset.select([3, 4, 55, 90])
         assert fed(bf.Loader(view.map(number_of), 4)) == [3, 4, 55, 90]
         assert {range for call in reader.calls for range in call} == {view.index.range(i) for i in (0, 1, 2, 3)}
+
+
+def test_a_view_tells_the_line_of_a_bad_sample_and_may_leave_it_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("1\n2\nno\n4\n")
+    ds = bf.open_dataset(tmp_path, cache=None).select([3, 2, 0])
+    with pytest.raises(bf.errors.FormatError, match=r"a\.jsonl.*\(line 3 of the object\)"):
+        ds[1]
+    skipping = bf.open_dataset(tmp_path, cache=None, on_error="skip").select([3, 2, 0])
+    assert [sample["json"] for sample in skipping.__getitems__([0, 1, 2])] == [4, 1]
+    assert skipping.stats().skipped == 1
+
+
+def test_parts_of_an_array_are_arrays(tmp_path: Path) -> None:
+    values = np.arange(60).reshape(20, 3)
+    np.save(tmp_path / "x.npy", values)
+    first, second = bf.open_dataset(tmp_path / "x.npy", cache=None).split(0.8, seed=3)
+    rows = [batch["array"] for part in (first, second) for batch in bf.Loader(part, 4, shuffle=True)]
+    assert sorted(row.tolist() for batch in rows for row in batch) == values.tolist()
+
+
+def test_views_of_compressed_lines_read_from_the_cache(tmp_path: Path) -> None:
+    import gzip
+
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(100))))
+    ds = bf.open_dataset(tmp_path, cache=bf.DiskCache(tmp_path / "cache", "1GB")).select(slice(90, 10, -1))
+    batches = list(bf.Loader(ds, 8, shuffle=True))
+    assert sorted(n for batch in batches for n in batch["json"].tolist()) == list(range(11, 91))

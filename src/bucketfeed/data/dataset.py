@@ -35,11 +35,11 @@ from bucketfeed.formats.registry import format_of
 from bucketfeed.formats.rows import ArrayIndex
 from bucketfeed.formats.samples import AnyChunks, AnyIndex
 from bucketfeed.sampling.order import Order
-from bucketfeed.sampling.whole import whole
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
 from bucketfeed.store.readers import open_reader
 from bucketfeed.store.sizes import format_size
+from bucketfeed.store.whole import whole
 
 _log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from bucketfeed.errors import ConfigError
 from bucketfeed.sampling.cursor import Cursor
 from bucketfeed.sampling.division import Tail
 from bucketfeed.sampling.topology import Topology
-from bucketfeed.sampling.whole import whole
 from bucketfeed.store.ranges import Counts
 from bucketfeed.store.sizes import parse_size
+from bucketfeed.store.whole import whole
 
 READ_AHEAD_BYTES = 128 << 20
 _MAX_THREADS = 8

@@ -17,11 +17,11 @@ from bucketfeed.data.dataset import CHUNK_BYTES, Decode
 from bucketfeed.errors import BucketfeedError, ConfigError, DecodeError, ReadError, ResumeError
 from bucketfeed.formats.tar import iter_tar
 from bucketfeed.sampling.topology import Topology
-from bucketfeed.sampling.whole import whole
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
 from bucketfeed.store.readers import open_reader
 from bucketfeed.store.sizes import parse_size
+from bucketfeed.store.whole import whole
 
 _log = logging.getLogger(__name__)
 _READ_AHEAD = 4  # chunks of a shard in flight while it is read from front to back

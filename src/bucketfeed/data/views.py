@@ -13,7 +13,7 @@ from bucketfeed.errors import BucketfeedError, ConfigError, DecodeError
 from bucketfeed.formats.samples import AnyIndex, Ints
 from bucketfeed.formats.view import Numbers, ViewIndex
 from bucketfeed.sampling import bijection
-from bucketfeed.sampling.whole import whole
+from bucketfeed.store.whole import whole
 
 if TYPE_CHECKING:
     from bucketfeed.data.dataset import MapDataset

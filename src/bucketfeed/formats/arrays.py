@@ -15,9 +15,9 @@ from bucketfeed.formats.grid import ObjectReader
 from bucketfeed.formats.layout import Field, Layout, Shards
 from bucketfeed.formats.npy import npz_members, read_heads
 from bucketfeed.formats.sources import Files, Source
-from bucketfeed.sampling.whole import whole
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import RangeReader
+from bucketfeed.store.whole import whole
 
 if TYPE_CHECKING:
     from bucketfeed.formats.rows import ArrayIndex

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bucketfeed.errors import ConfigError
 from bucketfeed.sampling.topology import Topology
-from bucketfeed.sampling.whole import whole
+from bucketfeed.store.whole import whole
 
 Tail: TypeAlias = Literal["drop", "pad", "uneven"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bucketfeed.errors import ConfigError
 from bucketfeed.sampling import bijection
-from bucketfeed.sampling.whole import whole
+from bucketfeed.store.whole import whole
 
 Ints = NDArray[np.int64]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bucketfeed.errors import ConfigError
-from bucketfeed.sampling.whole import whole
+from bucketfeed.store.whole import whole
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from bucketfeed.errors import ConfigError
-from bucketfeed.sampling.whole import whole
 from bucketfeed.store.sizes import parse_size
+from bucketfeed.store.whole import whole
 
 Amp = Literal["auto", "off", "bf16", "fp16"]
 Resume = Literal["auto", "never"]
