@@ -231,3 +231,10 @@ def test_neither_h5py_nor_zarr_is_loaded_for_other_arrays(tmp_path: Path):
         "assert not {'h5py', 'zarr'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_process_that_ends_with_hdf5_open_ends_well(tmp_path: Path):
+    path = write_hdf5(tmp_path)
+    code = f"import bucketfeed as bf; ds = bf.open_dataset({str(path)!r}); print(len(ds), flush=True)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

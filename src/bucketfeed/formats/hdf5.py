@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,16 @@ import numpy as np
 from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats.npy import check_dtype
 from bucketfeed.formats.sources import Files, Plain, Source
+
+
+_open_files: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_files() -> None:
+    """Close what is still open: HDF5 itself would do it after the interpreter's end, and crash on our file object."""
+    for file in list(_open_files):
+        file.close()
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,9 @@ def _open(files: Files, number: int) -> Any:
     except ImportError as e:
         raise ConfigError(f"HDF5 needs another package ({e}): pip install 'bucketfeed[arrays]'") from e
     try:
-        return h5py.File(files.file(number), "r")
+        file = h5py.File(files.file(number), "r")
     except OSError as e:
         url = files.manifest.object_url(number)
         raise FormatError(f"{url} can't be opened as HDF5: {e}; check how it was written, or copy it again") from e
+    _open_files.add(file)
+    return file
