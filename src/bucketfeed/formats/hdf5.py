@@ -14,7 +14,6 @@ from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats.npy import check_dtype
 from bucketfeed.formats.sources import Files, Plain, Source
 
-
 _open_files: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
