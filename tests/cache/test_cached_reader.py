@@ -133,6 +133,9 @@ def test_an_extent_is_a_cache_file_a_local_file_or_memory(source: Source, cache:
             assert type(extent) is kind
             expected = b"34" if kind is LocalExtent else body(range_)[3:5]
             assert extent.read(3, 5) == expected
+            both = bytearray(4)
+            extent.read_into([(4, memoryview(both)[3:]), (3, memoryview(both)[1:3])])
+            assert both == b"\0" + expected + expected[1:]
 
 
 def test_threads_that_want_the_same_fetch_it_once(tmp_path: Path, cache: DiskCache):

@@ -398,12 +398,14 @@ def test_c013_a_file_replaced_by_a_damaged_copy_is_seen_by_the_process_that_has_
 
 def test_c013_a_file_cut_while_it_is_open_is_an_error_that_names_it(cache: DiskCache):
     extent = an_extent("a")
+    whole = memoryview(bytearray(extent.length))
     with cache.get_or_fetch(extent, lambda: body(extent)) as found:
         [path] = cache_files(cache)
         truncate(path)
-        with pytest.raises(CacheError) as error:
-            found.read(0, extent.stop)
-    assert all(text in str(error.value) for text in ("s3://bucket/a", str(path)))
+        for read in (lambda: found.read(0, extent.stop), lambda: found.read_into([(0, whole)])):
+            with pytest.raises(CacheError) as error:
+                read()
+            assert all(text in str(error.value) for text in ("s3://bucket/a", str(path)))
 
 
 def test_a_folder_in_the_place_of_a_file_is_read_around(cache: DiskCache, caplog: pytest.LogCaptureFixture):

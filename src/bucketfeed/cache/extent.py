@@ -38,7 +38,14 @@ class MemoryExtent:
 
     def read_all(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of each span as `read` does."""
-        return [self.read(start, stop) for start, stop in spans]
+        data, at = self._data, self.range.start
+        return [bytes(data[start - at : stop - at]) for start, stop in spans]
+
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes of the object from its start on."""
+        data, at = self._data, self.range.start
+        for start, part in parts:
+            part[:] = data[start - at : start - at + len(part)]
 
     def close(self) -> None:
         """Let the bytes go."""
@@ -70,13 +77,24 @@ class Extent:
         try:
             return pread(self._fd, stop - start, start - self.range.start)
         except OSError as e:
-            raise CacheError(
-                f"{self.range} can't be read from its cache file {self.path}: {e}; check the disk, remove the file"
-            ) from e
+            raise self._failed(e) from e
 
     def read_all(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of each span as `read` does."""
         return [self.read(start, stop) for start, stop in spans]
+
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes of the object from its start on."""
+        try:
+            for start, part in parts:
+                _pread_into(self._fd, part, start - self.range.start)
+        except OSError as e:
+            raise self._failed(e) from e
+
+    def _failed(self, error: OSError) -> CacheError:
+        return CacheError(
+            f"{self.range} can't be read from its cache file {self.path}: {error}; check the disk, remove the file"
+        )
 
     @property
     def inode(self) -> int:
@@ -166,3 +184,10 @@ def pread(fd: int, length: int, offset: int) -> bytes:
     if got < length:
         raise OSError(f"the file ends after {offset + got} bytes, {offset + length} were asked for")
     return b"".join(parts)
+
+
+def _pread_into(fd: int, part: memoryview, offset: int) -> None:
+    """Fill `part` from an open file. Raises OSError where it ends before."""
+    at = os.preadv(fd, [part], offset)
+    if at < len(part):  # the end, or more than 2 GiB
+        part[at:] = pread(fd, len(part) - at, offset + at)

@@ -10,11 +10,10 @@ import torch
 
 from bucketfeed.data.collate import as_tensors, default_collate
 from bucketfeed.data.dataset import MapDataset
+from bucketfeed.data.pipeline import BatchBytes
 from bucketfeed.data.plan import BatchPlan
-from bucketfeed.data.random import sample_rng
+from bucketfeed.data.random import sample_rngs
 from bucketfeed.data.skip import Failure
-from bucketfeed.formats.rows import ArrayIndex
-from bucketfeed.store.ranges import Buffer
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -37,15 +36,15 @@ class Assembler:
     seed: int
     pin_memory: bool = False
 
-    def __call__(self, plan: BatchPlan, buffers: list[Buffer]) -> Assembled:
-        """Return the batch of `plan`; `buffers` are the bytes of its samples, in order."""
+    def __call__(self, plan: BatchPlan, bodies: BatchBytes) -> Assembled:
+        """Return the batch of `plan`, whose samples have these bytes."""
         plain = self.collate is default_collate and self.dataset.decode is None
-        if plain and isinstance(self.dataset.index, ArrayIndex):
-            columns = as_tensors(self.dataset.build_batch(plan.samples, buffers))
-            return Assembled(pinned(columns) if self.pin_memory else columns, len(buffers))
-        samples, failures = self.dataset.build(
-            plan.samples.tolist(), buffers, lambda item: sample_rng(self.seed, plan.epoch, item)
-        )
+        if plain and self.dataset.index.stacks:
+            columns = as_tensors(self.dataset.build_batch(plan.samples, bodies.joined()))
+            return Assembled(pinned(columns) if self.pin_memory else columns, len(plan.samples))
+        buffers = bodies.each()
+        with sample_rngs(self.seed, plan.epoch) as begin:
+            samples, failures = self.dataset.build(plan.samples.tolist(), buffers, begin)
         self.dataset.reader.counter.add(bytes_read=sum(map(len, buffers)))
         batch = self.collate(samples)
         return Assembled(pinned(batch) if self.pin_memory else batch, len(samples), tuple(failures))

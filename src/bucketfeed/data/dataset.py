@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -123,21 +122,19 @@ class MapDataset:
         return (self[i] for i in range(len(self)))
 
     def build(
-        self,
-        items: Sequence[int],
-        buffers: Sequence[Buffer],
-        within: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        self, items: Sequence[int], buffers: Sequence[Buffer], begin: Callable[[int], None] | None = None
     ) -> tuple[list[Any], list[Failure]]:
-        """Return samples made from their bytes, each in `within(item)`, and those that failed and may be left out.
+        """Return samples made from their bytes, each after `begin(item)`, and those that failed and may be left out.
 
         Raises `FormatError` or `DecodeError` where none may be, or where all failed.
         """
         samples: list[Any] = []
         failures: list[Failure] = []
         for item, buffer in zip(items, buffers, strict=True):
+            if begin is not None:
+                begin(item)
             try:
-                with within(item):
-                    samples.append(self._built(item, buffer))
+                samples.append(self._built(item, buffer))
             except (DecodeError, FormatError) as e:
                 if self.max_errors is None or self._lines_found < TOLD:  # the line costs reading the shard up to it
                     self._lines_found += 1
@@ -167,12 +164,11 @@ class MapDataset:
         self._samples_read += 1
         return sample if self.decode is None else views.decoded(self.decode, sample, self.index, item)
 
-    def build_batch(self, items: Ints, buffers: Sequence[Buffer]) -> dict[str, Any]:
-        """Return many samples of an `ArrayIndex`, made from their bytes at once: columns by field."""
-        assert isinstance(self.index, ArrayIndex)
+    def build_batch(self, items: Ints, joined: memoryview) -> dict[str, Any]:
+        """Return many samples of an index that `stacks`, made from their bytes at once: columns by field."""
         self._samples_read += len(items)
-        self.reader.counter.add(bytes_read=sum(map(len, buffers)))
-        return self.index.batch(items, buffers)
+        self.reader.counter.add(bytes_read=len(joined))
+        return self.index.batch(items, joined)
 
     def stats(self) -> Stats:
         """Return what this process has read through this data set."""

@@ -2,12 +2,15 @@
 
 Three stages: the plan says what comes; fetching threads open chunks (or read single samples) in that order, as
 many as `read_ahead_bytes` allows; decoding threads build whole batches, a few ahead of the loop. A chunk is held
-from its first use to its last one in this epoch: as an open cache file where there is a cache, else in memory.
+from its first use to its last one in this epoch: in memory where its samples are small or nothing is cached, else as an
+open file.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
+import itertools
 import logging
 import threading
 from collections import deque
@@ -17,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bucketfeed.cache.extent import AnyExtent
+from bucketfeed.cache.extent import AnyExtent, MemoryExtent
 from bucketfeed.cache.reader import CachedReader, open_extent
 from bucketfeed.data.allocator import keep_freed_memory
 from bucketfeed.data.plan import BatchPlan
@@ -31,11 +34,12 @@ _log = logging.getLogger(__name__)
 _MAX_CHUNKS = 256
 _MAX_PLANNED = 512  # batches: bounds the plan itself where samples are tiny
 _MAX_NEXT_EPOCH = 4  # batches read for an epoch that has not begun: it may never do so, and requests cost money
+_SMALL_BYTES = 1 << 10  # samples below this are sliced from their chunk in memory: a read of each would cost more
 _FETCHING_BYTES = 64 << 20  # in flight at a time; 16 chunks of 4 MiB were best (docs/decisions/0002)
 _FIRST_SHARE = 4
 _SAY_SECONDS = 60.0  # a loop that waits this long is told what for
 
-Assemble = Callable[[BatchPlan, list[Buffer]], Any]
+Assemble = Callable[[BatchPlan, "BatchBytes"], Any]
 
 
 Key = tuple[int, int, int]  # epoch, chunk, stream
@@ -44,11 +48,12 @@ Key = tuple[int, int, int]  # epoch, chunk, stream
 class _Chunk:
     """A chunk that is being read or held, and how many admitted batches still want it."""
 
-    __slots__ = ("extent", "final", "key", "range", "users", "waiting")
+    __slots__ = ("extent", "final", "key", "range", "small", "users", "waiting")
 
-    def __init__(self, key: Key, range: Range) -> None:
+    def __init__(self, key: Key, range: Range, samples: int) -> None:
         self.key = key
         self.range = range
+        self.small = range.length <= _SMALL_BYTES * samples
         self.extent: AnyExtent | None = None
         self.waiting: list[_Job] = []
         self.users = 0
@@ -56,23 +61,85 @@ class _Chunk:
 
 
 class _Job:
-    """A planned batch on its way. Each of its samples lies in a chunk (by key), or is read by itself (None)."""
+    """A planned batch on its way. Its samples lie in chunks, by their places in it, or are read by themselves.
 
-    __slots__ = ("chunks", "exact", "exact_bytes", "future", "keys", "missing", "plan", "ranges", "started", "within")
+    Hundreds wait at a time: starts and lengths are kept as plain numbers, which the garbage collector passes over.
+    """
+
+    __slots__ = (
+        "alone",
+        "chunks",
+        "exact",
+        "exact_bytes",
+        "future",
+        "lengths",
+        "missing",
+        "places",
+        "plan",
+        "started",
+        "starts",
+        "within",
+    )
 
     def __init__(
-        self, plan: BatchPlan, ranges: list[Range], keys: list[Key | None], within: list[Range] | None = None
+        self,
+        plan: BatchPlan,
+        starts: list[int],
+        lengths: list[int],
+        places: dict[Key, list[int]],
+        alone: list[int],
+        within: list[Range] | None = None,
     ) -> None:
-        self.within = within
         self.plan = plan
-        self.ranges = ranges
-        self.keys = keys
-        self.exact_bytes = sum(r.length for r, key in zip(ranges, keys, strict=True) if key is None)
+        self.starts = starts
+        self.lengths = lengths
+        self.places = places
+        self.alone = alone
+        self.within = within
+        self.exact_bytes = sum(lengths[place] for place in alone)
         self.exact: list[Buffer] = []
         self.chunks: dict[Key, _Chunk] = {}
         self.missing = 0
         self.started = False
         self.future: Future[Any] = Future()
+
+
+class BatchBytes:
+    """The bytes of a batch's samples, for the thread that builds it; good until it is built."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+
+    def each(self) -> list[Buffer]:
+        """Return the bytes of each sample."""
+        job = self._job
+        buffers: list[Buffer] = [b""] * len(job.starts)
+        for place, body in zip(job.alone, job.exact, strict=True):
+            buffers[place] = body
+        for extent, places in self._extents():
+            spans = [(job.starts[place], job.starts[place] + job.lengths[place]) for place in places]
+            for place, body in zip(places, extent.read_all(spans), strict=True):
+                buffers[place] = body
+        return buffers
+
+    def joined(self) -> memoryview:
+        """Return the bytes of all samples, one behind the other, in writable memory of their own."""
+        job = self._job
+        stops = list(itertools.accumulate(job.lengths, initial=0))
+        joined = np.empty(stops[-1], np.uint8).data
+        for place, body in zip(job.alone, job.exact, strict=True):
+            joined[stops[place] : stops[place + 1]] = body
+        for extent, places in self._extents():
+            extent.read_into([(job.starts[place], joined[stops[place] : stops[place + 1]]) for place in places])
+        return joined
+
+    def _extents(self) -> Iterator[tuple[AnyExtent, list[int]]]:
+        for key, places in self._job.places.items():
+            extent = self._job.chunks[key].extent
+            assert extent is not None
+            yield extent, places
 
 
 class Pipeline:
@@ -98,6 +165,8 @@ class Pipeline:
         self._budget = read_ahead_bytes
         self._batches_ahead = num_threads + 2
         self._single = isinstance(chunks.counts, int)
+        self._counts = np.asarray(chunks.counts)
+        self._size = functools.lru_cache(_MAX_PLANNED)(chunks.size)
         self._first = True
         mean = max(1, index.manifest.total_bytes // max(1, len(chunks)))
         fetchers = 8 if self._single else min(64, max(8, _FETCHING_BYTES // mean))
@@ -164,8 +233,8 @@ class Pipeline:
                     break
                 self._next = self._job(plan)
             job = self._next
-            new = {key for key in job.keys if key is not None and key not in self._held}
-            cost = job.exact_bytes + sum(self._chunks.size(key[1]) for key in new)
+            new = [key for key in job.places if key not in self._held]
+            cost = job.exact_bytes + sum(self._size(key[1]) for key in new)
             full = self._held_bytes + cost > self._budget or len(self._held) + len(new) > _MAX_CHUNKS
             # The batch that the loop waits for is always admitted: a bound too small slows, it never stops.
             if full and self._jobs:
@@ -187,42 +256,40 @@ class Pipeline:
         return len(jobs) > _MAX_NEXT_EPOCH and jobs[-_MAX_NEXT_EPOCH].plan.epoch > jobs[0].plan.epoch
 
     def _job(self, plan: BatchPlan) -> _Job:
-        ranges = list(self._index.ranges(plan.samples))
-        keys: list[Key | None] = [None] * len(ranges)
+        _, starts, lengths = (column.tolist() for column in self._index.locate(plan.samples))
+        every = list(range(len(starts)))
+        if self._single:
+            return _Job(plan, starts, lengths, {}, every)
         first, self._first = self._first, False
-        if first and not self._single:
+        if first:
             within = [self._chunks.range(chunk) for chunk in plan.chunks.tolist()]
             # The loop waits for this batch: where the chunks of all its streams are many times its own bytes, those.
-            if sum(r.length for r in ranges) * _FIRST_SHARE <= sum(r.length for r in set(within)):
-                return _Job(plan, ranges, keys, within)
-        if not self._single:
-            # A chunk of one sample is read by itself: nothing would share its being held.
-            shared = (np.asarray(self._chunks.counts)[plan.chunks] > 1).tolist()
-            for place, (chunk, stream) in enumerate(zip(plan.chunks.tolist(), plan.streams.tolist(), strict=True)):
-                if shared[place]:
-                    keys[place] = (plan.epoch, chunk, stream)
-        return _Job(plan, ranges, keys)
+            if sum(lengths) * _FIRST_SHARE <= sum(r.length for r in set(within)):
+                return _Job(plan, starts, lengths, {}, every, within)
+        places: dict[Key, list[int]] = {}
+        for place, chunk, stream in zip(every, plan.chunks.tolist(), plan.streams.tolist(), strict=True):
+            places.setdefault((plan.epoch, chunk, stream), []).append(place)
+        # A chunk of one sample is read by itself: nothing would share its being held.
+        alone = [key for key in places if self._counts[key[1]] == 1]
+        return _Job(plan, starts, lengths, places, sorted(place for key in alone for place in places.pop(key)))
 
     def _admit(self, job: _Job, cost: int) -> None:
         self._jobs.append(job)
         self._held_bytes += cost
-        for key, last in zip(job.keys, job.plan.last.tolist(), strict=True):
-            if key is None or key in job.chunks:
-                continue
+        for key, places in job.places.items():
             chunk = self._held.get(key)
             if chunk is None:
-                chunk = self._held[key] = _Chunk(key, self._chunks.range(key[1]))
-                heapq.heappush(self._ends, (key[0], last, key))
+                chunk = self._held[key] = _Chunk(key, self._chunks.range(key[1]), int(self._counts[key[1]]))
+                heapq.heappush(self._ends, (key[0], int(job.plan.last[places[0]]), key))
                 self._fetchers.submit(self._open, chunk)
             job.chunks[key] = chunk
             chunk.users += 1
             if chunk.extent is None:
                 chunk.waiting.append(job)
                 job.missing += 1
-        exact = [range for range, key in zip(job.ranges, job.keys, strict=True) if key is None]
-        if exact:
+        if job.alone:
             job.missing += 1
-            self._fetchers.submit(self._read_exact, job, exact)
+            self._fetchers.submit(self._read_exact, job)
         while self._ends and self._ends[0][:2] <= (job.plan.epoch, job.plan.end):
             _, _, key = heapq.heappop(self._ends)
             if (done := self._held.get(key)) is not None:
@@ -253,8 +320,11 @@ class Pipeline:
 
     def _open(self, chunk: _Chunk) -> None:
         try:
-            chunk.extent = open_extent(self._reader, chunk.range)
-            error = None
+            extent = open_extent(self._reader, chunk.range)
+            if chunk.small:
+                with extent:
+                    extent = MemoryExtent(chunk.range, extent.read(*chunk.range[1:3]))
+            chunk.extent, error = extent, None
         except BaseException as e:
             error = e
         with self._lock:
@@ -267,8 +337,9 @@ class Pipeline:
                 self._release_if_done(chunk)
             self._pump()
 
-    def _read_exact(self, job: _Job, ranges: list[Range]) -> None:
+    def _read_exact(self, job: _Job) -> None:
         try:
+            ranges = self._index.ranges(job.plan.samples[job.alone])
             if job.within and isinstance(self._reader, CachedReader):
                 job.exact = self._reader.peek(ranges, job.within)
             else:
@@ -293,7 +364,7 @@ class Pipeline:
         result: Any = None
         error: BaseException | None = None
         try:
-            result = self._assemble(job.plan, self._buffers(job))
+            result = self._assemble(job.plan, BatchBytes(job))
         except StopIteration as e:  # it would end the loop's own generator without a word
             error = RuntimeError(f"collate raised StopIteration in batch {job.plan.number} of epoch {job.plan.epoch}")
             error.__cause__ = e
@@ -309,22 +380,6 @@ class Pipeline:
                 job.future.set_result(result)
             else:
                 job.future.set_exception(error)
-
-    def _buffers(self, job: _Job) -> list[Buffer]:
-        exact = iter(job.exact)
-        places: dict[Key, list[int]] = {}
-        buffers: list[Buffer] = [b""] * len(job.keys)
-        for place, key in enumerate(job.keys):
-            if key is None:
-                buffers[place] = next(exact)
-            else:
-                places.setdefault(key, []).append(place)
-        for key, own in places.items():
-            extent = job.chunks[key].extent
-            assert extent is not None
-            for place, body in zip(own, extent.read_all([job.ranges[place][1:3] for place in own]), strict=True):
-                buffers[place] = body
-        return buffers
 
 
 def _why(job: _Job) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -39,11 +39,14 @@ def rng() -> np.random.Generator:
 
 
 @contextmanager
-def sample_rng(seed: int, epoch: int, sample: int) -> Iterator[None]:
-    """Make `rng()` give the generator of this sample for the calling thread."""
-    _local.key, _local.generator = (seed, epoch, sample), None
+def sample_rngs(seed: int, epoch: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that makes `rng()` give the generator of a sample for the calling thread, until the end."""
+
+    def begin(sample: int) -> None:
+        _local.key, _local.generator = (seed, epoch, sample), None
+
     try:
-        yield
+        yield begin
     finally:
         _local.key = _local.generator = None
 

@@ -101,7 +101,7 @@ def _groups(index: AnyIndex, by: Literal["shard"] | ArrayLike | None) -> Ints | 
     if isinstance(by, str):
         if by != "shard":
             raise ConfigError(f"split by={by!r}: pass 'shard', or an array that names each sample's group")
-        names: Any = index.shards_of(np.arange(len(index)))
+        names: Any = index.locate(np.arange(len(index)))[0]
     else:
         names = np.asarray(by)
     if names.shape != (len(index),):

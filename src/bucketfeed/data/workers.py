@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bucketfeed.data.assemble import Assembled, Assembler
 from bucketfeed.data.feed import Taken, Task
+from bucketfeed.data.pipeline import BatchBytes
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.errors import BucketfeedError
 
@@ -194,12 +195,12 @@ class _Seeded:
 
     assembler: Assembler
 
-    def __call__(self, plan: BatchPlan, buffers: list[Any]) -> Assembled:
+    def __call__(self, plan: BatchPlan, bodies: BatchBytes) -> Assembled:
         words = np.random.SeedSequence((self.assembler.seed, plan.epoch, int(plan.samples[0]))).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(words[1])
         torch.manual_seed(int(words[2]))
-        return self.assembler(plan, buffers)
+        return self.assembler(plan, bodies)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import logging
 import mmap
@@ -37,6 +38,9 @@ _LOW = (1 << _OFFSET_BITS) - 1
 _HEAD = struct.Struct("<16s32sQ8x")  # magic, fingerprint, samples
 _MAGIC = b"bucketfeed idx 1"
 _BLOCK_ROWS = 1 << 20  # rows worked on at a time, to keep temporaries small
+
+# A range made of its parts, several times quicker than by its own constructor: there is one a sample.
+_new_range: Callable[[Any], Range] = functools.partial(tuple.__new__, Range)
 
 
 class Index:
@@ -104,21 +108,23 @@ class Index:
 
     def range(self, i: int) -> Range:
         """Return the range of sample `i`, of the version that was indexed."""
-        shard, start, length = self._one(i)
-        return self._format.range(self.manifest, shard, start, start + length)
+        return self.span(*self._one(i))
 
     def ranges(self, samples: Ints) -> list[Range]:
         """Return the range of each of `samples`."""
-        rows = zip(*(column.tolist() for column in self.locate(samples)), strict=True)
-        return [self._format.range(self.manifest, shard, start, start + length) for shard, start, length in rows]
+        shards, starts, lengths = self.locate(samples)
+        spans = {shard: self.span(shard, 0, 0) for shard in np.unique(shards).tolist()}
+        objects = [spans[shard] for shard in shards.tolist()]
+        urls, etags = [span.url for span in objects], [span.etag for span in objects]
+        return list(map(_new_range, zip(urls, starts.tolist(), (starts + lengths).tolist(), etags, strict=True)))
+
+    def span(self, shard: int, start: int, length: int) -> Range:
+        """Return a range of `length` bytes of a shard."""
+        return self._format.range(self.manifest, shard, start, start + length)
 
     def name(self, i: int) -> str | None:
         """Return the key of the object that is sample `i`; None where objects hold several samples."""
         return self.manifest.key(i) if self._rows is None else None
-
-    def shards_of(self, samples: Ints) -> Ints:
-        """Return the number of the object that each of `samples` lies in."""
-        return self.locate(samples)[0]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -133,6 +139,15 @@ class Index:
         """Return sample `i` made from its bytes: `"__key__"`, and bytes by field."""
         shard, start, _ = self._one(i)
         return self._format.sample(buffer, self.manifest, shard, start)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether `batch` makes many samples at once."""
+        return False
+
+    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
+        """Return many samples made from their bytes, one behind the other: each field stacked to (batch, ...)."""
+        raise NotImplementedError
 
     def line(self, i: int, reader: RangeReader) -> int | None:
         """Return the line, from 1 on, that sample `i` begins in; reads its shard up to there. None without lines."""

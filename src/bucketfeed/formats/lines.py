@@ -113,7 +113,7 @@ class Text(Lines):
 def decoded(buffer: Buffer, manifest: Manifest, shard: int, start: int) -> str:
     """Return the text of a sample, without byte order mark. Raises `FormatError` where it is not UTF-8."""
     try:
-        return str(buffer, "utf-8-sig")
+        return str(buffer, "utf-8").removeprefix("\ufeff")  # quicker than "utf-8-sig"
     except UnicodeDecodeError as e:
         raise FormatError(
             f"{manifest.object_url(shard)}: the line at byte {start} is not UTF-8: {e}; write the object as UTF-8"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 4 << 20  # of rows made of others: what one file of the cache holds
 _MOST_BLOCK_BYTES = 64 << 20  # of one that is made larger to hold whole chunks of HDF5 or Zarr
-
-# A range made of its parts, several times quicker than by its own constructor: there is one a row.
-_new_range: Callable[[Any], Range] = functools.partial(tuple.__new__, Range)
 
 
 class ArrayIndex(Index):
@@ -51,6 +47,11 @@ class ArrayIndex(Index):
         self._tag = xxhash.xxh3_64_hexdigest(repr((layout.fields, format.numbering)).encode())
 
     @property
+    def stacks(self) -> bool:
+        """Whether `batch` makes many samples at once: always."""
+        return True
+
+    @property
     def decodes(self) -> bool:
         """Whether ranges count bytes of rows that must be made before."""
         return self.shards.sources is not None
@@ -66,18 +67,6 @@ class ArrayIndex(Index):
         shards, rows = self._rows_of(np.asarray(samples, np.int64))
         starts = self.shards.offsets[shards] + rows * self.row_bytes
         return shards, starts, np.full_like(starts, self.rows_per_sample * self.row_bytes)
-
-    def range(self, i: int) -> Range:
-        """Return the range of sample `i`, of the version that was opened."""
-        return self.span(*self._one(i))
-
-    def ranges(self, samples: Ints) -> list[Range]:
-        """Return the range of each of `samples`."""
-        shards, starts, lengths = self.locate(samples)
-        spans = {shard: self.span(shard, 0, 0) for shard in np.unique(shards).tolist()}
-        objects = [spans[shard] for shard in shards.tolist()]
-        urls, etags = [span.url for span in objects], [span.etag for span in objects]
-        return list(map(_new_range, zip(urls, starts.tolist(), (starts + lengths).tolist(), etags, strict=True)))
 
     def span(self, shard: int, start: int, length: int) -> Range:
         """Return a range of `length` bytes of a shard."""
@@ -105,11 +94,14 @@ class ArrayIndex(Index):
 
     def sample(self, i: int, buffer: Buffer) -> dict[str, Any]:
         """Return sample `i` made from its bytes: `"__key__"`, and a native array or value a field."""
-        return {name: _first(value) for name, value in self.batch(np.array([i]), [buffer]).items()}
+        return {name: _first(value) for name, value in self.batch(np.array([i]), bytearray(buffer)).items()}
 
-    def batch(self, samples: Ints, buffers: Sequence[Buffer]) -> dict[str, Any]:
-        """Return many samples at once, each field stacked: arrays of shape (batch, ...), lists of what is none."""
-        rows = np.frombuffer(bytearray().join(buffers), self.layout.record)
+    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
+        """Return many samples, made from their bytes one behind the other: each field stacked to (batch, ...).
+
+        Arrays use the memory of `joined` where they can; what is no array is a list.
+        """
+        rows = np.frombuffer(joined, self.layout.record)
         if self._windowed:
             rows = rows.reshape(len(samples), self.rows_per_sample)
         return {"__key__": self._keys(samples), **self._finish(self.layout.columns(rows))}

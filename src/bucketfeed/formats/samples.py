@@ -68,8 +68,8 @@ class AnyIndex(Protocol):
         """Return the key of the object that is sample `i`; None where objects hold several samples."""
         ...
 
-    def shards_of(self, samples: Ints) -> Ints:
-        """Return the number, in the manifest, of the object that each of `samples` lies in."""
+    def locate(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return of each of `samples` the number of its shard, and its start and length in it."""
         ...
 
     def range(self, i: int) -> Range:
@@ -82,6 +82,15 @@ class AnyIndex(Protocol):
 
     def sample(self, i: int, buffer: Buffer) -> Any:
         """Return sample `i` made from its bytes."""
+        ...
+
+    @property
+    def stacks(self) -> bool:
+        """Whether `batch` makes many samples at once."""
+        ...
+
+    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
+        """Return many samples made from their bytes, one behind the other: each field stacked to (batch, ...)."""
         ...
 
     def line(self, i: int, reader: RangeReader) -> int | None:

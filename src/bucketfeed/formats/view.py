@@ -156,9 +156,9 @@ class ViewIndex:
         """Return the key of the object that is sample `i`, if it is one."""
         return self.base.name(self._one(i))
 
-    def shards_of(self, samples: Ints) -> Ints:
-        """Return the number of the object that each of `samples` lies in."""
-        return self.base.shards_of(self.numbers.at(samples))
+    def locate(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return object, start and length of each of `samples`."""
+        return self.base.locate(self.numbers.at(samples))
 
     def range(self, i: int) -> Range:
         """Return the range of sample `i`."""
@@ -171,6 +171,15 @@ class ViewIndex:
     def sample(self, i: int, buffer: Buffer) -> Any:
         """Return sample `i` made from its bytes."""
         return self.base.sample(self._one(i), buffer)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether `batch` makes many samples at once: where the base does."""
+        return self.base.stacks
+
+    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
+        """Return many samples made from their bytes; see `AnyIndex.batch`."""
+        return self.base.batch(self.numbers.at(samples), joined)
 
     def line(self, i: int, reader: RangeReader) -> int | None:
         """Return the line that sample `i` begins in; None without lines."""

@@ -35,16 +35,23 @@ class LocalExtent:
     def read_all(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of each span as `read` does; the version is looked up once, after all of them."""
         fd, pread = self._fd, os.pread
-        bodies, status = self._steadily(
-            lambda: ([pread(fd, stop - start, start) for start, stop in spans], os.fstat(fd))
-        )
-        check_version(self.range, file_version(status))
-        for body, (start, stop) in zip(bodies, spans, strict=True):
-            if len(body) != stop - start:
-                short = ShortBodyError(f"got {len(body)} of {stop - start} bytes")
-                raise our_error(short, f"{self.range.url} [{start}:{stop}]") from short
-        self._counter.add(requests=len(bodies), bytes_fetched=sum(map(len, bodies)))
+        bodies = self._steadily(lambda: [pread(fd, stop - start, start) for start, stop in spans])
+        self._check(spans, list(map(len, bodies)))
         return bodies
+
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes of the file from its start on; the version is looked up as in `read_all`."""
+        fd, preadv = self._fd, os.preadv
+        lengths = self._steadily(lambda: [preadv(fd, [part], start) for start, part in parts])
+        self._check([(start, start + len(part)) for start, part in parts], lengths)
+
+    def _check(self, spans: Sequence[tuple[int, int]], lengths: list[int]) -> None:
+        check_version(self.range, file_version(self._steadily(lambda: os.fstat(self._fd))))
+        for length, (start, stop) in zip(lengths, spans, strict=True):
+            if length != stop - start:
+                short = ShortBodyError(f"got {length} of {stop - start} bytes")
+                raise our_error(short, f"{self.range.url} [{start}:{stop}]") from short
+        self._counter.add(requests=len(lengths), bytes_fetched=sum(lengths))
 
     def _steadily(self, call: Callable[[], T]) -> T:
         try:
