@@ -140,6 +140,13 @@ CONTESTANTS: dict[str, Callable[[Place], Epoch]] = {
 }
 
 
+def named(name: str) -> Callable[[Place], Epoch]:
+    """Return the contestant of this name, of this module or of `benchmarks.rows`."""
+    from benchmarks import rows
+
+    return (CONTESTANTS | rows.CONTESTANTS)[name]
+
+
 def _size_of_columns(batch: dict[str, list[Any]]) -> tuple[int, int]:
     fields = [column for name, column in batch.items() if name != "__key__"]
     return len(batch["__key__"]), sum(_length(value) for column in fields for value in column)
@@ -163,7 +170,7 @@ def run(name: str, place: Place) -> Iterator[dict[str, Any]]:
     read_stats(place.endpoint_url)
     yield {"phase": "open"}
     start = time.perf_counter()
-    epoch = CONTESTANTS[name](place)
+    epoch = named(name)(place)
     opened = time.perf_counter() - start
     yield {"open_seconds": opened, "open_requests": read_stats(place.endpoint_url)["req"]}
     for number in range(1, place.epochs + 1):

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.material import Size
 
-PACKAGES = ("bucketfeed", "torch", "obstore", "s3fs", "boto3", "numpy", "webdataset", "litdata")
+PACKAGES = ("bucketfeed", "torch", "obstore", "s3fs", "boto3", "numpy", "pyarrow", "webdataset", "litdata", "datasets")
 
 
 def machine() -> dict[str, Any]:
@@ -33,8 +33,6 @@ def machine() -> dict[str, Any]:
 
 def table(results: dict[str, Any], size: Size) -> str:
     """Return all results as Markdown."""
-    about = results["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines = [
         "# Loading",
         "",
@@ -42,8 +40,7 @@ def table(results: dict[str, Any], size: Size) -> str:
         "each answer (s3serve, loopback), batches of 64, shuffled, undecoded. Medians of the rounds "
         "(lowest to highest).",
         "",
-        f"{about['processor']}, {about['cores']} cores, {about['memory_gb']} GB, Linux {about['kernel']}, "
-        f"Python {about['python']}, {versions}, commit {about['commit']}.",
+        about(results["machine"]),
         "",
     ]
     names = list(dict.fromkeys(run["contestant"] for run in results.get("runs", [])))
@@ -57,6 +54,15 @@ def table(results: dict[str, Any], size: Size) -> str:
     if "memory" in results:
         lines += ["## Memory", "", *(f"- {text}" for text in results["memory"]["texts"]), ""]
     return "\n".join(lines)
+
+
+def about(machine: dict[str, Any]) -> str:
+    """Return what `machine` gave, as a sentence."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, Linux {machine['kernel']}, "
+        f"Python {machine['python']}, {versions}, commit {machine['commit']}."
+    )
 
 
 def line(run: dict[str, Any]) -> str:
