@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.data import views
+from bucketfeed.data.plan import order_of
 from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
@@ -34,7 +35,6 @@ from bucketfeed.formats.index import Index, build_index
 from bucketfeed.formats.registry import format_of
 from bucketfeed.formats.rows import ArrayIndex
 from bucketfeed.formats.samples import AnyChunks, AnyIndex
-from bucketfeed.sampling.order import Order
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
 from bucketfeed.store.readers import open_reader
@@ -108,7 +108,7 @@ class MapDataset:
 
     def _read(self, items: Sequence[int]) -> tuple[list[int], list[Buffer]]:
         """Return the numbers of samples counted from the start, and their bytes."""
-        samples = np.array([self._checked(item) for item in items], dtype=np.int64)
+        samples = self._numbers(np.array([self._checked(item) for item in items], dtype=np.int64))
         ranges = self.index.ranges(samples)
         if isinstance(self.reader, CachedReader):
             chunks = self.chunks()
@@ -118,6 +118,13 @@ class MapDataset:
             buffers = self.reader.read(ranges)
         self.reader.counter.add(bytes_read=sum(map(len, buffers)))
         return samples.tolist(), buffers
+
+    def _numbers(self, items: Ints) -> Ints:
+        """Return the numbers in the index of samples of this data set."""
+        return items
+
+    def check_view(self, what: str) -> None:
+        """Raise `ConfigError` where `what` can't be made of this data set."""
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -190,6 +197,7 @@ class MapDataset:
 
     def select(self, which: views.Which) -> MapDataset:
         """Return the samples that a slice, whole numbers (any order, also twice) or a mask of truth values names."""
+        self.check_view("select")
         return self._with(index=views.selected(self.index, which))
 
     def take(self, n: int) -> MapDataset:
@@ -198,6 +206,7 @@ class MapDataset:
 
     def repeat(self, times: int) -> MapDataset:
         """Return all samples `times` times: an epoch of it has each that often."""
+        self.check_view("repeat")
         return self._with(index=views.repeated(self.index, times))
 
     def split(
@@ -209,6 +218,7 @@ class MapDataset:
         parted: "shard" all samples of an object, an array of one name a sample all samples of that name. The share is
         exact to one sample, with `by` as near as whole groups in a random order come.
         """
+        self.check_view("split")
         first, second = views.split(self.index, fraction, seed, by)
         return self._with(index=first), self._with(index=second)
 
@@ -391,4 +401,4 @@ def _temporary_folder() -> Path:
 
 def order_hash(dataset: MapDataset, seed: int, epoch: int) -> str:
     """Return a short hex name of the global order of `epoch`: equal wherever data, seed and epoch are."""
-    return Order(dataset.chunks().counts, seed=seed, epoch=epoch, streams=STREAMS).hash()
+    return order_of(dataset.chunks(), seed=seed, epoch=epoch, streams=STREAMS, shuffle=True).hash()
