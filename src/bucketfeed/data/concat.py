@@ -8,6 +8,7 @@ from typing import Any
 from bucketfeed.data.dataset import MapDataset
 from bucketfeed.data.parts import DecodedIndex, PartsIndex
 from bucketfeed.data.routed import PartsReader
+from bucketfeed.data.views import check_fixed
 from bucketfeed.errors import ConfigError
 from bucketfeed.formats.samples import AnyIndex
 from bucketfeed.store.ranges import RangeReader
@@ -62,7 +63,7 @@ def parts_of(what: str, datasets: Sequence[MapDataset]) -> tuple[PartsIndex, Par
     for dataset in datasets:
         if not isinstance(dataset, MapDataset):
             raise ConfigError(f"{what} takes what bucketfeed.open_dataset returns, not {type(dataset).__name__}")
-        dataset.check_view(what)
+        check_fixed(dataset.index, what)
     limits = [dataset.max_errors for dataset in datasets]
     allowed = [limit for limit in limits if limit is not None]
     if allowed and len(allowed) < len(limits):

@@ -7,12 +7,9 @@ import functools
 import logging
 import operator
 import os
-import shutil
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +23,7 @@ from bucketfeed.data import views
 from bucketfeed.data.plan import order_of
 from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
+from bucketfeed.data.temporary import temporary_folder as _temporary_folder
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
@@ -123,9 +121,6 @@ class MapDataset:
         """Return the numbers in the index of samples of this data set."""
         return items
 
-    def check_view(self, what: str) -> None:
-        """Raise `ConfigError` where `what` can't be made of this data set."""
-
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
@@ -197,7 +192,6 @@ class MapDataset:
 
     def select(self, which: views.Which) -> MapDataset:
         """Return the samples that a slice, whole numbers (any order, also twice) or a mask of truth values names."""
-        self.check_view("select")
         return self._with(index=views.selected(self.index, which))
 
     def take(self, n: int) -> MapDataset:
@@ -206,7 +200,6 @@ class MapDataset:
 
     def repeat(self, times: int) -> MapDataset:
         """Return all samples `times` times: an epoch of it has each that often."""
-        self.check_view("repeat")
         return self._with(index=views.repeated(self.index, times))
 
     def split(
@@ -218,7 +211,6 @@ class MapDataset:
         parted: "shard" all samples of an object, an array of one name a sample all samples of that name. The share is
         exact to one sample, with `by` as near as whole groups in a random order come.
         """
-        self.check_view("split")
         first, second = views.split(self.index, fraction, seed, by)
         return self._with(index=first), self._with(index=second)
 
@@ -373,30 +365,6 @@ def _kept(cache: DiskCache | Literal["auto"] | None) -> tuple[DiskCache | None, 
             _log.warning("going on without a cache: %s", e)
             cache = None
     return cache, _temporary_folder() if cache is None else cache.index_folder
-
-
-@dataclass(eq=False)
-class _Temporary:
-    """A folder that ends with the process that made it."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        weakref.finalize(self, _remove, self.path, os.getpid())
-
-
-def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked worker that ends must not take its parent's files along
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@functools.cache
-def _temporary() -> _Temporary:
-    return _Temporary(Path(tempfile.mkdtemp(prefix="bucketfeed-")))
-
-
-def _temporary_folder() -> Path:
-    return _temporary().path
 
 
 def order_hash(dataset: MapDataset, seed: int, epoch: int) -> str:

@@ -11,9 +11,10 @@ from typing import Literal, SupportsFloat
 from bucketfeed.data.concat import ConcatDataset, parts_of
 from bucketfeed.data.dataset import CHUNK_BYTES, MapDataset
 from bucketfeed.data.parts import MixChunks, PartsIndex
+from bucketfeed.data.views import Unfixed
 from bucketfeed.errors import ConfigError
 from bucketfeed.formats.samples import AnyChunks, Ints
-from bucketfeed.formats.view import Numbers, ViewIndex
+from bucketfeed.formats.view import Numbers
 from bucketfeed.sampling.mix import MOST_POSITIONS, Mix, MixOrder, length_of
 from bucketfeed.store.whole import whole
 
@@ -34,13 +35,6 @@ class MixDataset(ConcatDataset):
 
     def _numbers(self, items: Ints) -> Ints:
         return MixOrder(self.mix, self.mix.sizes, shuffle=False).samples(items)
-
-    def check_view(self, what: str) -> None:
-        """Raise: which samples a mix has depends on the epoch."""
-        raise ConfigError(
-            f"{what} of a mix: each epoch of it has other samples of its sources. Make views of the sources and mix "
-            "those; a mix of another length is made by mix(..., length=n)"
-        )
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{float(share):.4g}" for share in self.mix.shares)
@@ -85,7 +79,7 @@ def mix(
     mixed.mix = Mix(shares, sizes, length)
     times = 3 + max(int(length * share) // size for share, size in zip(shares, sizes, strict=True))
     name = hashlib.blake2b(f"{index.fingerprint} {shares} {length}".encode(), digest_size=16).hexdigest()
-    mixed.index = ViewIndex(index, Numbers(range(len(index)), times), name)
+    mixed.index = Unfixed(index, Numbers(range(len(index)), times), name)
     return mixed
 
 

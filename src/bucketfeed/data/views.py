@@ -23,8 +23,22 @@ _BLOCK = 1 << 20
 _MOST_WORD = 2**64 - 1
 
 
+class Unfixed(ViewIndex):
+    """All samples that some data set draws from, which ones depends on the epoch: no views can be made of it."""
+
+
+def check_fixed(index: AnyIndex, what: str) -> None:
+    """Raise `ConfigError` where `what` can't be made of an index."""
+    if isinstance(index, Unfixed):
+        raise ConfigError(
+            f"{what} of a mix: each epoch of it has other samples of its sources. Make views of the sources and mix "
+            "those; a mix of another length is made by mix(..., length=n)"
+        )
+
+
 def selected(index: AnyIndex, which: Which) -> AnyIndex:
     """Return the index of the samples that `which` names: a slice, a mask (one truth value a sample) or numbers."""
+    check_fixed(index, "select")
     n = len(index)
     if isinstance(which, slice):
         try:
@@ -67,6 +81,7 @@ def _view(index: AnyIndex, numbers: range | Ints) -> AnyIndex:
 
 def repeated(index: AnyIndex, times: int) -> AnyIndex:
     """Return the index that has all samples of `index` `times` times, one round after the other."""
+    check_fixed(index, "repeat")
     times = whole("times", times, 1)
     if isinstance(index, ViewIndex):
         return ViewIndex(index.base, Numbers(index.numbers.listed, index.numbers.times * times))
@@ -77,6 +92,7 @@ def split(
     index: AnyIndex, fraction: float, seed: int, by: Literal["shard"] | ArrayLike | None
 ) -> tuple[AnyIndex, AnyIndex]:
     """Return two parts of `index` that share no sample; see `MapDataset.split`."""
+    check_fixed(index, "split")
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
         raise ConfigError(f"split takes the first part's share, from 0 to 1, not {fraction!r}")
     n = len(index)

@@ -8,6 +8,7 @@ are whole-number formulas; where in its window a draw lies is hashed, so that no
 
 from __future__ import annotations
 
+import bisect
 import functools
 import heapq
 import itertools
@@ -69,17 +70,21 @@ class Mix:
 
 
 def length_of(shares: tuple[Fraction, ...], sizes: tuple[int, ...], stop: str) -> int:
-    """Return how long an epoch is: no source twice ("first"), or each of them whole ("all")."""
-    lasts = [size / share for size, share in zip(sizes, shares, strict=True)]
-    length = int(min(lasts)) if stop == "first" else -int(-max(lasts) // 1)
-    while True:  # rounding may be off by one or two
-        drawn = Mix(shares, sizes, length).drawn(length)
-        if stop == "first" and any(drawn[source] > size for source, size in enumerate(sizes)):
-            length -= 1
-        elif stop == "all" and any(drawn[source] < size for source, size in enumerate(sizes)):
-            length += 1
-        else:
-            return length
+    """Return how long an epoch is: as long as no source comes twice ("first"), or until all came whole ("all").
+
+    That is what the shares say, but for rounding. More than `MOST_POSITIONS` where it would have to be.
+    """
+    limits = [size / share for size, share in zip(sizes, shares, strict=True)]
+    row, sources = Mix(shares, sizes, 1), range(len(sizes))
+
+    def is_over(length: int) -> bool:
+        drawn = row.drawn(length)
+        if stop == "first":
+            return any(drawn[source] > sizes[source] for source in sources)
+        return all(drawn[source] >= sizes[source] for source in sources)
+
+    found = bisect.bisect_left(range(MOST_POSITIONS + 2), True, key=is_over)
+    return min(found - 1, int(min(limits))) if stop == "first" else max(found, -int(-max(limits) // 1))
 
 
 class Schedule:
