@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bucketfeed.data.dataset import MapDataset as MapDataset
     from bucketfeed.data.dataset import open_dataset as open_dataset
     from bucketfeed.data.dataset import order_hash as order_hash
+    from bucketfeed.data.join import join as join
+    from bucketfeed.data.labels import folder_labels as folder_labels
     from bucketfeed.data.loader import Loader as Loader
     from bucketfeed.data.mix import mix as mix
     from bucketfeed.data.partitions import from_dask as from_dask
@@ -71,7 +73,9 @@ _HOME = {
     "decoders": "formats",
     "default_collate": "data.collate",
     "errors": "",
+    "folder_labels": "data.labels",
     "from_dask": "data.partitions",
+    "join": "data.join",
     "mix": "data.mix",
     "open_arrays": "data.arrays",
     "open_dataset": "data.dataset",

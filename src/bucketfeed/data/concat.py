@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from bucketfeed.data.dataset import MapDataset
+from bucketfeed.data.dataset import Decode, MapDataset
 from bucketfeed.data.parts import DecodedIndex, PartsIndex
 from bucketfeed.data.routed import PartsReader
-from bucketfeed.data.views import check_fixed
+from bucketfeed.data.views import check_fixed, unchanged
 from bucketfeed.errors import ConfigError
 from bucketfeed.formats.samples import AnyIndex
 from bucketfeed.store.ranges import RangeReader
@@ -21,7 +20,7 @@ class ConcatDataset(MapDataset):
         self,
         parts: PartsIndex,
         reader: PartsReader,
-        decode: Callable[[Any], Any] | None = None,
+        decode: Decode | None = None,
         max_errors: int | None = None,
     ) -> None:
         super().__init__(parts, reader, decode, max_errors)
@@ -53,7 +52,7 @@ def concat(datasets: Sequence[MapDataset]) -> MapDataset:
     return ConcatDataset(*parts_of("concat", datasets))
 
 
-def parts_of(what: str, datasets: Sequence[MapDataset]) -> tuple[PartsIndex, PartsReader, None, int | None]:
+def parts_of(what: str, datasets: Sequence[MapDataset]) -> tuple[PartsIndex, PartsReader, Decode | None, int | None]:
     """Return what a `ConcatDataset` of `datasets` is made of."""
     if isinstance(datasets, MapDataset):
         raise ConfigError(f"{what} takes a list of data sets, not a single one")
@@ -72,4 +71,5 @@ def parts_of(what: str, datasets: Sequence[MapDataset]) -> tuple[PartsIndex, Par
         dataset.index if dataset.decode is None else DecodedIndex(dataset.index, dataset.decode) for dataset in datasets
     ]
     reader = PartsReader([dataset.reader for dataset in datasets])
-    return PartsIndex(indexes), reader, None, sum(allowed) if allowed else None
+    decode = None if all(dataset.decode is None for dataset in datasets) else unchanged
+    return PartsIndex(indexes), reader, decode, sum(allowed) if allowed else None

@@ -75,6 +75,11 @@ class MapDataset:
         return self.index.manifest
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes that labels count; empty where they aren't known. See `folder_labels`."""
+        return self.index.classes
+
+    @property
     def cache(self) -> DiskCache | None:
         """The node's disk cache that reads go through, if any."""
         return self.reader.cache if isinstance(self.reader, CachedReader) else None

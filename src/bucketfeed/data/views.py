@@ -150,6 +150,22 @@ def mapped(dataset: MapDataset, fn: Callable[[Any], Any]) -> MapDataset:
     return dataset._with(decode=fn if dataset.decode is None else Then(dataset.decode, fn))
 
 
+def unchanged(sample: Any) -> Any:
+    """Return `sample`: the decode function of data sets whose parts have others, so that these run in threads."""
+    return sample
+
+
+def with_fields(sample: Any, fields: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return `sample` with more fields; what is no dict becomes field `value`. Raises `DecodeError` for one twice."""
+    known = sample if isinstance(sample, dict) else {"value": sample}
+    if both := known.keys() & fields.keys():
+        raise DecodeError(
+            f"{what}: the sample has a field {min(map(str, both))!r} of its own; rename one of them, by map or in the "
+            "labels"
+        )
+    return {**known, **fields}
+
+
 def decoded(decode: Callable[[Any], Any], sample: Any, index: AnyIndex, item: int) -> Any:
     """Return what `decode` makes of sample `item`. Raises `DecodeError`, which names the sample."""
     key = sample.get("__key__") if isinstance(sample, dict) else index.name(item)  # decode may take it away
