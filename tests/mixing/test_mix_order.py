@@ -27,7 +27,7 @@ def drawn_of(shares: tuple[Fraction, ...], sizes: tuple[int, ...], positions: in
 
 def fibonacci_bound(sources: int) -> float:
     """How far counts may be from exact shares: 1.5 on each level of a Huffman tree, whose weights at least add up."""
-    path, a, b = [1.0], 1, 1
+    path, a, b = [1.0], 1, 2
     for _ in range(sources - 2):
         path.append(1 / a)
         a, b = b, a + b

@@ -79,9 +79,7 @@ def folder_labels(
         if bad[shards].any():
             shard = int(shards[bad[shards].argmax()])
             folder = _folder(manifest.key(shard), level)
-            why = (
-                f"no folder at level {level}" if folder is None else f"folder {folder!r}, not one of the classes given"
-            )
+            why = f"no folder at level {level}" if folder is None else f"folder {folder!r}, none of the classes given"
             raise ConfigError(
                 f"folder_labels: {manifest.object_url(shard)} has {why}, and so {int(bad.sum()):,} of "
                 f"{len(manifest):,} objects; give another level or more classes, or leave them out by select"
