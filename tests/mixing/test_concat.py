@@ -141,6 +141,34 @@ def test_each_part_goes_through_its_own_cache(raw: bf.MapDataset, folder: Path, 
     assert joined.stats().bytes_fetched > 0
 
 
+class Far(RecordingReader):
+    is_local = False
+
+
+def test_workers_share_files_for_the_parts_that_need_them(
+    raw: bf.MapDataset, tars: bf.MapDataset, folder: Path
+) -> None:
+    far = bf.open_dataset(folder / "tars", cache=None)
+    far = far._with(reader=Far(far.reader))
+    shared = bf.concat([raw, far, far.take(30), tars]).with_shared_files(1 << 20)
+    assert [isinstance(reader, bf.CachedReader) for reader in shared.reader.readers] == [False, True, True, True]
+    assert shared.reader.readers[1] is shared.reader.readers[2]
+    assert shared.reader.readers[3] is tars.reader
+    with bf.Loader(bf.concat([raw, far]).map(number_of), 13, shuffle=True, num_workers=2) as loader:
+        assert sorted(fed(loader)) == [*RAW, *TARS]
+
+
+def test_one_cache_of_several_parts_is_told_of_epochs(raw: bf.MapDataset, tars: bf.MapDataset, folder: Path) -> None:
+    assert bf.concat([raw, tars, tars.take(3)]).cache is tars.cache
+    other = tars._with(reader=bf.CachedReader(raw.reader, bf.DiskCache(folder.parent / "other", "10MB")))
+    assert bf.concat([tars, other]).cache is None
+
+
+def test_decode_functions_of_parts_run_in_as_many_threads(raw: bf.MapDataset, tars: bf.MapDataset) -> None:
+    assert bf.concat([raw, tars]).decode is None
+    assert bf.concat([raw, tars.map(number_of)]).decode is not None
+
+
 def test_the_state_of_other_parts_is_refused(raw: bf.MapDataset, lines: bf.MapDataset) -> None:
     state = bf.Loader(bf.concat([raw, lines]), 10).state_dict()
     bf.Loader(bf.concat([raw, lines]), 10).load_state_dict(state)

@@ -118,6 +118,23 @@ def test_by_size_of_sources_each_comes_once(raw: bf.MapDataset, tars: bf.MapData
         assert sorted(fed(loader)) == [*RAW, *TARS]
 
 
+def test_views_and_joined_data_sets_are_mixed_as_any(
+    raw: bf.MapDataset, tars: bf.MapDataset, lines: bf.MapDataset
+) -> None:
+    thirds, rest = tars.select(slice(0, 90, 3)), bf.concat([raw, lines]).split(0.5, 2)[0]
+    both = bf.mix([thirds.map(number_of), rest.map(number_of)], [1, 1], length=200)
+    whole = sorted(number_of(sample) for sample in rest)
+    loader = bf.Loader(both, 20, shuffle=True, chunk_bytes=2048, tail="uneven")
+    run = [number for _ in range(3) for number in fed(loader)]
+    for own, drawn in (
+        (sorted(TARS[0:90:3]), [number for number in run if source_of(number) == 1]),
+        (whole, [number for number in run if source_of(number) != 1]),
+    ):
+        assert len(drawn) == 300
+        for at in range(0, 300 - len(own), len(own)):
+            assert sorted(drawn[at : at + len(own)]) == own
+
+
 def test_the_order_has_a_name(mixed: bf.MapDataset, raw: bf.MapDataset, tars: bf.MapDataset) -> None:
     assert bf.order_hash(mixed, 1, 2) == bf.order_hash(pickle.loads(pickle.dumps(mixed)), 1, 2)
     named = [

@@ -32,10 +32,10 @@ class PartsReader(CachedReader):
 
     def __init__(self, readers: Sequence[RangeReader]) -> None:
         self.readers = tuple(readers)
-        caches = {str(reader.cache) if isinstance(reader, CachedReader) else None for reader in readers}
-        first = readers[0]
-        # The one cache of all parts, which is told of each epoch.
-        self.cache = first.cache if isinstance(first, CachedReader) and len(caches) == 1 else None  # type: ignore[assignment]
+        caches = [reader.cache for reader in readers if isinstance(reader, CachedReader) and reader.cache is not None]
+        # The one that parts have in common is told of each epoch; several keep what was used last.
+        alone = len({cache.folder for cache in caches}) == 1
+        self.cache = caches[0] if alone else None  # type: ignore[assignment]
         self.is_local = all(reader.is_local for reader in readers)
         self._counter = _Sum([*{id(reader.counter): reader.counter for reader in readers}.values()])
 
