@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from bucketfeed.data.arrays import TokenDataset as TokenDataset
     from bucketfeed.data.arrays import open_arrays as open_arrays
     from bucketfeed.data.collate import default_collate as default_collate
+    from bucketfeed.data.concat import concat as concat
     from bucketfeed.data.dataset import MapDataset as MapDataset
     from bucketfeed.data.dataset import open_dataset as open_dataset
     from bucketfeed.data.dataset import order_hash as order_hash
+    from bucketfeed.data.join import join as join
+    from bucketfeed.data.labels import folder_labels as folder_labels
     from bucketfeed.data.loader import Loader as Loader
+    from bucketfeed.data.mix import mix as mix
     from bucketfeed.data.partitions import from_dask as from_dask
     from bucketfeed.data.random import rng as rng
     from bucketfeed.data.stats import Stats as Stats
@@ -65,10 +69,14 @@ _HOME = {
     "Topology": "sampling.topology",
     "Tsv": "formats.delimited",
     "build_index": "formats.index",
+    "concat": "data.concat",
     "decoders": "formats",
     "default_collate": "data.collate",
     "errors": "",
+    "folder_labels": "data.labels",
     "from_dask": "data.partitions",
+    "join": "data.join",
+    "mix": "data.mix",
     "open_arrays": "data.arrays",
     "open_dataset": "data.dataset",
     "open_reader": "store.readers",

@@ -7,11 +7,8 @@ import functools
 import logging
 import operator
 import os
-import shutil
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +19,10 @@ from numpy.typing import ArrayLike
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.data import views
+from bucketfeed.data.plan import order_of
 from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
+from bucketfeed.data.temporary import temporary_folder as _temporary_folder
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
@@ -33,7 +32,6 @@ from bucketfeed.formats.index import Index, build_index
 from bucketfeed.formats.registry import format_of
 from bucketfeed.formats.rows import ArrayIndex
 from bucketfeed.formats.samples import AnyChunks, AnyIndex
-from bucketfeed.sampling.order import Order
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
 from bucketfeed.store.readers import open_reader
@@ -76,6 +74,11 @@ class MapDataset:
         return self.index.manifest
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes that labels count; empty where they aren't known. See `folder_labels`."""
+        return self.index.classes
+
+    @property
     def cache(self) -> DiskCache | None:
         """The node's disk cache that reads go through, if any."""
         return self.reader.cache if isinstance(self.reader, CachedReader) else None
@@ -107,7 +110,7 @@ class MapDataset:
 
     def _read(self, items: Sequence[int]) -> tuple[list[int], list[Buffer]]:
         """Return the numbers of samples counted from the start, and their bytes."""
-        samples = np.array([self._checked(item) for item in items], dtype=np.int64)
+        samples = self._numbers(np.array([self._checked(item) for item in items], dtype=np.int64))
         ranges = self.index.ranges(samples)
         if isinstance(self.reader, CachedReader):
             chunks = self.chunks()
@@ -117,6 +120,10 @@ class MapDataset:
             buffers = self.reader.read(ranges)
         self.reader.counter.add(bytes_read=sum(map(len, buffers)))
         return samples.tolist(), buffers
+
+    def _numbers(self, items: Ints) -> Ints:
+        """Return the numbers in the index of samples of this data set."""
+        return items
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -361,30 +368,6 @@ def _kept(cache: DiskCache | Literal["auto"] | None) -> tuple[DiskCache | None, 
     return cache, _temporary_folder() if cache is None else cache.index_folder
 
 
-@dataclass(eq=False)
-class _Temporary:
-    """A folder that ends with the process that made it."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        weakref.finalize(self, _remove, self.path, os.getpid())
-
-
-def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked worker that ends must not take its parent's files along
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@functools.cache
-def _temporary() -> _Temporary:
-    return _Temporary(Path(tempfile.mkdtemp(prefix="bucketfeed-")))
-
-
-def _temporary_folder() -> Path:
-    return _temporary().path
-
-
 def order_hash(dataset: MapDataset, seed: int, epoch: int) -> str:
     """Return a short hex name of the global order of `epoch`: equal wherever data, seed and epoch are."""
-    return Order(dataset.chunks().counts, seed=seed, epoch=epoch, streams=STREAMS).hash()
+    return order_of(dataset.chunks(), seed=seed, epoch=epoch, streams=STREAMS, shuffle=True).hash()

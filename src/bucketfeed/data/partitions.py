@@ -12,7 +12,8 @@ import cloudpickle
 import numpy as np
 
 from bucketfeed.cache.disk import DiskCache
-from bucketfeed.data.dataset import CHUNK_BYTES, Decode, MapDataset, _kept, _temporary_folder
+from bucketfeed.data.dataset import CHUNK_BYTES, Decode, MapDataset, _kept
+from bucketfeed.data.temporary import temporary_folder
 from bucketfeed.errors import ConfigError, ReadError
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.index import Index, build_index
@@ -55,7 +56,7 @@ def from_dask(
         x = _in_rows(x)
     token = tokenize(x)
     kept, folder = _kept(cache)
-    kept = kept or DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()))
+    kept = kept or DiskCache(tempfile.mkdtemp(prefix="shared-", dir=temporary_folder()))
     graph = folder / f"{token}.graph"
     delayed = list(x.to_delayed().ravel()) if is_array else x.to_delayed()
     _publish(graph, cloudpickle.dumps(delayed))

@@ -7,21 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bucketfeed.data.parts import MixChunks
 from bucketfeed.formats.samples import AnyChunks
 from bucketfeed.sampling.cursor import Cursor
 from bucketfeed.sampling.division import Division, Tail
+from bucketfeed.sampling.mix import MixOrder
 from bucketfeed.sampling.order import Order
 from bucketfeed.sampling.topology import Topology
 
 Ints = NDArray[np.int64]
+AnyOrder: TypeAlias = Order | MixOrder
 
 # Positions worked out in one go: enough to spread numpy's call overhead, small enough to start at once.
 _BLOCK_POSITIONS = 8192
 _FIRST_BLOCK_POSITIONS = 1024
+
+
+def order_of(chunks: AnyChunks, *, seed: int, epoch: int, streams: int, shuffle: bool) -> AnyOrder:
+    """Return the global order of `epoch` over the samples that `chunks` hold; a mix brings its own."""
+    if isinstance(chunks, MixChunks):
+        return MixOrder(
+            chunks.mix,
+            [part.counts for part in chunks.parts],
+            seed=seed,
+            epoch=epoch,
+            streams=streams,
+            shuffle=shuffle,
+        )
+    return Order(chunks.counts, seed=seed, epoch=epoch, streams=streams, shuffle=shuffle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +74,9 @@ class Plan:
     streams: int
     chunk_bytes: int
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> AnyOrder:
         """Return the global order of `epoch`."""
-        return Order(self.chunks.counts, seed=self.seed, epoch=epoch, streams=self.streams, shuffle=self.shuffle)
+        return order_of(self.chunks, seed=self.seed, epoch=epoch, streams=self.streams, shuffle=self.shuffle)
 
     def division(self, start: int = 0) -> Division:
         """Return this rank's share of an epoch from global position `start` on."""
@@ -94,7 +112,7 @@ class Plan:
                 return
             epoch, start = epoch + 1, 0
 
-    def _block(self, epoch: int, division: Division, order: Order, numbers: range) -> Iterator[BatchPlan]:
+    def _block(self, epoch: int, division: Division, order: AnyOrder, numbers: range) -> Iterator[BatchPlan]:
         positions = [division.positions(number) for number in numbers]
         together = np.concatenate(positions)
         samples = order.samples(together)

@@ -23,8 +23,22 @@ _BLOCK = 1 << 20
 _MOST_WORD = 2**64 - 1
 
 
+class Unfixed(ViewIndex):
+    """All samples that some data set draws from, which ones depends on the epoch: no views can be made of it."""
+
+
+def check_fixed(index: AnyIndex, what: str) -> None:
+    """Raise `ConfigError` where `what` can't be made of an index."""
+    if isinstance(index, Unfixed):
+        raise ConfigError(
+            f"{what} of a mix: each epoch of it has other samples of its sources. Make views of the sources and mix "
+            "those; a mix of another length is made by mix(..., length=n)"
+        )
+
+
 def selected(index: AnyIndex, which: Which) -> AnyIndex:
     """Return the index of the samples that `which` names: a slice, a mask (one truth value a sample) or numbers."""
+    check_fixed(index, "select")
     n = len(index)
     if isinstance(which, slice):
         try:
@@ -67,6 +81,7 @@ def _view(index: AnyIndex, numbers: range | Ints) -> AnyIndex:
 
 def repeated(index: AnyIndex, times: int) -> AnyIndex:
     """Return the index that has all samples of `index` `times` times, one round after the other."""
+    check_fixed(index, "repeat")
     times = whole("times", times, 1)
     if isinstance(index, ViewIndex):
         return ViewIndex(index.base, Numbers(index.numbers.listed, index.numbers.times * times))
@@ -77,6 +92,7 @@ def split(
     index: AnyIndex, fraction: float, seed: int, by: Literal["shard"] | ArrayLike | None
 ) -> tuple[AnyIndex, AnyIndex]:
     """Return two parts of `index` that share no sample; see `MapDataset.split`."""
+    check_fixed(index, "split")
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
         raise ConfigError(f"split takes the first part's share, from 0 to 1, not {fraction!r}")
     n = len(index)
@@ -132,6 +148,22 @@ def mapped(dataset: MapDataset, fn: Callable[[Any], Any]) -> MapDataset:
     if not callable(fn):
         raise ConfigError(f"map takes a function of one sample, not {fn!r}")
     return dataset._with(decode=fn if dataset.decode is None else Then(dataset.decode, fn))
+
+
+def unchanged(sample: Any) -> Any:
+    """Return `sample`: the decode function of data sets whose parts have others, so that these run in threads."""
+    return sample
+
+
+def with_fields(sample: Any, fields: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return `sample` with more fields; what is no dict becomes field `value`. Raises `DecodeError` for one twice."""
+    known = sample if isinstance(sample, dict) else {"value": sample}
+    if both := known.keys() & fields.keys():
+        raise DecodeError(
+            f"{what}: the sample has a field {min(map(str, both))!r} of its own; rename one of them, by map or in the "
+            "labels"
+        )
+    return {**known, **fields}
 
 
 def decoded(decode: Callable[[Any], Any], sample: Any, index: AnyIndex, item: int) -> Any:

@@ -3,73 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
-import os
-import tempfile
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bucketfeed.errors import CacheError
 from bucketfeed.formats.samples import AnyChunks, AnyIndex, Ints
+from bucketfeed.formats.shared import SharedArray
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
-_MAPPED_BYTES = 1 << 20  # larger lists of numbers lie in a temporary file that all processes of the node map
 _BLOCK = 1 << 20  # numbers worked on at a time
 _SPARSE = 4  # a chunk of which a view takes less than this part is not fetched whole
 
 
-class _Listed:
-    """Whole numbers in the order given: 4 bytes each (8 beyond 2**31), in memory or in a mapped file."""
+class _Listed(SharedArray):
+    """Whole numbers in the order given: 4 bytes each (8 beyond 2**31)."""
 
     def __init__(self, numbers: Ints) -> None:
         small = not numbers.size or int(numbers.max()) < 2**31
-        self._set(numbers.astype("<i4" if small else "<i8"), None)
-        if self.numbers.nbytes > _MAPPED_BYTES:
-            try:
-                handle, path = tempfile.mkstemp(prefix="bucketfeed-view-")
-                with open(handle, "wb") as file:
-                    file.write(self.numbers.data)
-            except OSError as e:
-                raise CacheError(f"the numbers of a view can't be written: {e}; make room, or set TMPDIR") from e
-            self._set(_mapped(path, self.numbers.dtype.str), path)
-            weakref.finalize(self, _remove, path, os.getpid())
-
-    def _set(self, numbers: NDArray[np.signedinteger[Any]], path: str | None) -> None:
-        self.numbers, self._path = numbers, path
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+        super().__init__(numbers.astype("<i4" if small else "<i8"))
 
     def at(self, places: Ints) -> Ints:
-        return self.numbers[places].astype(np.int64)
-
-    def __reduce__(self) -> tuple[Callable[..., _Listed], tuple[Any, ...]]:
-        return _listed, (self.numbers if self._path is None else self.numbers.dtype.str, self._path)
-
-
-def _listed(numbers: Any, path: str | None) -> _Listed:
-    listed = _Listed.__new__(_Listed)
-    listed._set(numbers if path is None else _mapped(path, numbers), path)
-    return listed
-
-
-def _mapped(path: str, dtype: str) -> NDArray[np.signedinteger[Any]]:
-    try:
-        with open(path, "rb") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype)
-    except OSError as e:
-        raise CacheError(f"the numbers of a view can't be opened: {e}; make the view again in this process") from e
-
-
-def _remove(path: str, pid: int) -> None:
-    if os.getpid() == pid and os.path.exists(path):
-        os.unlink(path)
+        """Return the number at each of `places`."""
+        return self.values[places].astype(np.int64)
 
 
 @dataclass(frozen=True)
