@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.data import views
+from bucketfeed.data.allocator import give_freed_memory_back
 from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
@@ -322,6 +323,7 @@ def open_dataset(
             chunk_bytes=CHUNK_BYTES,
             progress=progress,
         )
+        give_freed_memory_back()
         if kept is not None:
             kept.indexed()
         if index.decodes and kept is None:  # which only its headers tell
