@@ -19,10 +19,11 @@ from numpy.typing import ArrayLike
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.data import views
+from bucketfeed.data.allocator import give_freed_memory_back
 from bucketfeed.data.plan import order_of
 from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
-from bucketfeed.data.temporary import temporary_folder as _temporary_folder
+from bucketfeed.data.temporary import temporary_folder
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
@@ -188,7 +189,7 @@ class MapDataset:
         """
         if self.cache is not None or self.reader.is_local or isinstance(self.chunks().counts, int):
             return self
-        cache = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()), limit_bytes)
+        cache = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=temporary_folder()), limit_bytes)
         return self._with(reader=CachedReader(self.reader, cache))
 
     def select(self, which: views.Which) -> MapDataset:
@@ -315,7 +316,7 @@ def open_dataset(
         known = format_of(detect(manifest) if format == "auto" else format)
         decodes = known.decodes(manifest)
     if decodes:  # what is decoded is kept in any case
-        kept = kept or DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()))
+        kept = kept or DiskCache(tempfile.mkdtemp(prefix="shared-", dir=temporary_folder()))
     elif inner.is_local and cache == "auto":  # what lies here already needs no copy
         kept = None
     if not isinstance(index, Index):
@@ -329,10 +330,11 @@ def open_dataset(
             chunk_bytes=CHUNK_BYTES,
             progress=progress,
         )
+        give_freed_memory_back()
         if kept is not None:
             kept.indexed()
         if index.decodes and kept is None:  # which only its headers tell
-            kept = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=_temporary_folder()))
+            kept = DiskCache(tempfile.mkdtemp(prefix="shared-", dir=temporary_folder()))
     reader: RangeReader = inner
     if isinstance(index, ArrayIndex) and index.decodes and kept is not None:
         reader = RowReader(inner, kept, index)
@@ -365,7 +367,7 @@ def _kept(cache: DiskCache | Literal["auto"] | None) -> tuple[DiskCache | None, 
         except CacheError as e:
             _log.warning("going on without a cache: %s", e)
             cache = None
-    return cache, _temporary_folder() if cache is None else cache.index_folder
+    return cache, temporary_folder() if cache is None else cache.index_folder
 
 
 def order_hash(dataset: MapDataset, seed: int, epoch: int) -> str:

@@ -11,6 +11,10 @@ from bucketfeed.data.pipeline import Pipeline
 from bucketfeed.data.plan import BatchPlan, Plan
 from bucketfeed.store.ranges import Counts
 
+# Smaller samples are sliced from memory: reading each from a file costs more where threads share the interpreter.
+# Workers don't share one, and each would hold as much.
+_SMALL_BYTES = 1 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -46,7 +50,7 @@ class Task:
     read_ahead_bytes: int
     num_threads: int
 
-    def pipeline(self, plans: Iterator[BatchPlan], assemble: Callable[..., Any]) -> Pipeline:
+    def pipeline(self, plans: Iterator[BatchPlan], assemble: Callable[..., Any], *, small_bytes: int = 0) -> Pipeline:
         """Return a pipeline over `plans`, in this process."""
         dataset = self.assembler.dataset
         return Pipeline(
@@ -57,6 +61,7 @@ class Task:
             assemble,
             read_ahead_bytes=self.read_ahead_bytes,
             num_threads=self.num_threads,
+            small_bytes=small_bytes,
         )
 
     def _announced(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
@@ -79,7 +84,8 @@ class ThreadFeed:
     def start(self, epoch: int, position: int) -> None:
         """Begin at `position` of `epoch`."""
         self.close()
-        self._pipeline = self._task.pipeline(self._task.plan.batches(epoch, position), self._task.assembler)
+        plans = self._task.plan.batches(epoch, position)
+        self._pipeline = self._task.pipeline(plans, self._task.assembler, small_bytes=_SMALL_BYTES)
 
     def __next__(self) -> Taken:
         """Return the next batch."""

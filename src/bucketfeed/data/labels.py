@@ -35,7 +35,7 @@ class FolderIndex(DecodedIndex):
     def sample(self, i: int, buffer: Buffer) -> Any:
         """Return sample `i` with its label."""
         *_, level, field = self._made
-        key = self.manifest.key(int(self.shards_of(np.array([i]))[0]))
+        key = self.manifest.key(int(self.locate(np.array([i]))[0][0]))
         label = self._numbers[_folder(key, level) or ""]
         return with_fields(super().sample(i, buffer), {field: label}, "folder_labels")
 
@@ -75,7 +75,7 @@ def folder_labels(
     bad = np.array([name not in names for name in found], bool)[folders]
     n = len(dataset)
     for at in range(0, n, _BLOCK):
-        shards = dataset.index.shards_of(np.arange(at, min(at + _BLOCK, n)))
+        shards = dataset.index.locate(np.arange(at, min(at + _BLOCK, n)))[0]
         if bad[shards].any():
             shard = int(shards[bad[shards].argmax()])
             folder = _folder(manifest.key(shard), level)

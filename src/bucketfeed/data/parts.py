@@ -113,10 +113,11 @@ class DecodedIndex:
         self.fingerprint = base.fingerprint
         self.format = base.format
         self.name = base.name
-        self.shards_of = base.shards_of
+        self.locate = base.locate
         self.range = base.range
         self.ranges = base.ranges
         self.line = base.line
+        self.batch = base.batch
         self.chunks = base.chunks
 
     @property
@@ -136,6 +137,11 @@ class DecodedIndex:
         """Return what `decode` makes of sample `i`. Raises `DecodeError`, which names it."""
         sample = self.base.sample(i, buffer)
         return sample if self.decode is None else decoded(self.decode, sample, self.base, i)
+
+    @property
+    def stacks(self) -> bool:
+        """False: `decode` takes one sample."""
+        return False
 
     def __reduce__(self) -> tuple[Callable[..., DecodedIndex], tuple[Any, ...]]:
         return type(self), (self.base, self.decode)
@@ -169,13 +175,15 @@ class PartsIndex:
         part, i = self.starts.one(i, "sample")
         return self.parts[part].name(i)
 
-    def shards_of(self, samples: Ints) -> Ints:
-        """Return the number, in `manifest`, of the object that each of `samples` lies in."""
-        found = np.empty(len(samples), np.int64)
+    def locate(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return shard, start and length of each of `samples`; shards are numbered through like objects."""
+        shards, starts, lengths = found = tuple(np.empty(len(samples), np.int64) for _ in range(3))
         before = np.cumsum([0, *(len(part.manifest) for part in self.parts)])
         for number, places, own in self._by_part(samples):
-            found[places] = self.parts[number].shards_of(own) + before[number]
-        return found
+            for column, part in zip(found, self.parts[number].locate(own), strict=True):
+                column[places] = part
+            shards[places] += before[number]
+        return shards, starts, lengths
 
     def range(self, i: int) -> Range:
         """Return the range of sample `i`, which knows its part."""
@@ -194,6 +202,15 @@ class PartsIndex:
         """Return sample `i` made from its bytes, by its part."""
         part, i = self.starts.one(i, "sample")
         return self.parts[part].sample(i, buffer)
+
+    @property
+    def stacks(self) -> bool:
+        """False: parts may differ."""
+        return False
+
+    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
+        """Not to be called."""
+        raise NotImplementedError
 
     def line(self, i: int, reader: RangeReader) -> int | None:
         """Return the line that sample `i` begins in; None without lines."""

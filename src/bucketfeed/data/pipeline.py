@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 _MAX_CHUNKS = 256
 _MAX_PLANNED = 512  # batches: bounds the plan itself where samples are tiny
 _MAX_NEXT_EPOCH = 4  # batches read for an epoch that has not begun: it may never do so, and requests cost money
-_SMALL_BYTES = 1 << 10  # samples below this are sliced from their chunk in memory: a read of each would cost more
 _FETCHING_BYTES = 64 << 20  # in flight at a time; 16 chunks of 4 MiB were best (docs/decisions/0002)
 _FIRST_SHARE = 4
 _SAY_SECONDS = 60.0  # a loop that waits this long is told what for
@@ -50,10 +49,10 @@ class _Chunk:
 
     __slots__ = ("extent", "final", "key", "range", "small", "users", "waiting")
 
-    def __init__(self, key: Key, range: Range, samples: int) -> None:
+    def __init__(self, key: Key, range: Range, small: bool) -> None:
         self.key = key
         self.range = range
-        self.small = range.length <= _SMALL_BYTES * samples
+        self.small = small
         self.extent: AnyExtent | None = None
         self.waiting: list[_Job] = []
         self.users = 0
@@ -143,7 +142,10 @@ class BatchBytes:
 
 
 class Pipeline:
-    """An iterator of (plan, batch). Use from one thread; `close` (or dropping it) ends the reading ahead."""
+    """An iterator of (plan, batch). Use from one thread; `close` (or dropping it) ends the reading ahead.
+
+    Chunks whose samples have at most `small_bytes` on average are held in memory, the others as open files.
+    """
 
     def __init__(
         self,
@@ -155,6 +157,7 @@ class Pipeline:
         *,
         read_ahead_bytes: int,
         num_threads: int,
+        small_bytes: int = 0,
     ) -> None:
         keep_freed_memory()
         self._plans = plans
@@ -164,6 +167,7 @@ class Pipeline:
         self._assemble = assemble
         self._budget = read_ahead_bytes
         self._batches_ahead = num_threads + 2
+        self._small_bytes = small_bytes
         self._single = isinstance(chunks.counts, int)
         self._counts = np.asarray(chunks.counts)
         self._size = functools.lru_cache(_MAX_PLANNED)(chunks.size)
@@ -279,7 +283,9 @@ class Pipeline:
         for key, places in job.places.items():
             chunk = self._held.get(key)
             if chunk is None:
-                chunk = self._held[key] = _Chunk(key, self._chunks.range(key[1]), int(self._counts[key[1]]))
+                range = self._chunks.range(key[1])
+                small = range.length <= self._small_bytes * int(self._counts[key[1]])
+                chunk = self._held[key] = _Chunk(key, range, small)
                 heapq.heappush(self._ends, (key[0], int(job.plan.last[places[0]]), key))
                 self._fetchers.submit(self._open, chunk)
             job.chunks[key] = chunk

@@ -43,7 +43,7 @@ class WorkerFeed:
 
     def __init__(self, task: Task, num_workers: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["bucketfeed.data.workers"])
+        context.set_forkserver_preload(["bucketfeed.data.preload"])
         self._start = context.Array("q", 2)
         self._loader = DataLoader(
             _WorkerStream(cloudpickle.dumps(task), self._start, os.getpid()),

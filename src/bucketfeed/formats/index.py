@@ -37,7 +37,7 @@ _OFFSET_BITS = 48
 _LOW = (1 << _OFFSET_BITS) - 1
 _HEAD = struct.Struct("<16s32sQ8x")  # magic, fingerprint, samples
 _MAGIC = b"bucketfeed idx 1"
-_BLOCK_ROWS = 1 << 20  # rows worked on at a time, to keep temporaries small
+_BLOCK_ROWS = 1 << 16  # rows worked on at a time: malloc keeps the memory of larger temporaries
 
 # A range made of its parts, several times quicker than by its own constructor: there is one a sample.
 _new_range: Callable[[Any], Range] = functools.partial(tuple.__new__, Range)

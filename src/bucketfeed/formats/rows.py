@@ -63,14 +63,14 @@ class ArrayIndex(Index):
         return max(1, _BLOCK_BYTES // (self.row_bytes * step)) * step * self.row_bytes
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return shard, start and length of each of `samples` (numbers from 0 on), in the order given."""
+        """Return object, start and length of each of `samples` (numbers from 0 on), in the order given."""
         shards, rows = self._rows_of(np.asarray(samples, np.int64))
         starts = self.shards.offsets[shards] + rows * self.row_bytes
-        return shards, starts, np.full_like(starts, self.rows_per_sample * self.row_bytes)
+        return self.shards.objects[shards], starts, np.full_like(starts, self.rows_per_sample * self.row_bytes)
 
     def span(self, shard: int, start: int, length: int) -> Range:
-        """Return a range of `length` bytes of a shard."""
-        plain = self.manifest.range(int(self.shards.objects[shard]), start, start + length)
+        """Return a range of `length` bytes of the shard that is this object."""
+        plain = self.manifest.range(shard, start, start + length)
         if not self.decodes:
             return plain
         if self.shards.whole:

@@ -69,7 +69,7 @@ class AnyIndex(Protocol):
         ...
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return of each of `samples` the number of its shard, and its start and length in it."""
+        """Return of each of `samples` the number of its object in the manifest, and its start and length there."""
         ...
 
     def range(self, i: int) -> Range:
