@@ -52,6 +52,7 @@ PUBLIC = [
     "Tsv",
     "__version__",
     "build_index",
+    "collate",
     "decoders",
     "default_collate",
     "errors",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bucketfeed import errors as errors
     from bucketfeed.cache.disk import DiskCache as DiskCache
     from bucketfeed.cache.reader import CachedReader as CachedReader
+    from bucketfeed.data import collate as collate
     from bucketfeed.data.arrays import TokenDataset as TokenDataset
     from bucketfeed.data.arrays import open_arrays as open_arrays
     from bucketfeed.data.collate import default_collate as default_collate
@@ -65,6 +66,7 @@ _HOME = {
     "Topology": "sampling.topology",
     "Tsv": "formats.delimited",
     "build_index": "formats.index",
+    "collate": "data",
     "decoders": "formats",
     "default_collate": "data.collate",
     "errors": "",
@@ -83,7 +85,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'bucketfeed' has no attribute {name!r}")
     home = f"bucketfeed.{_HOME[name]}".rstrip(".")
-    if name in ("decoders", "errors"):  # modules themselves
+    if name in ("collate", "decoders", "errors"):  # modules themselves
         value: Any = importlib.import_module(f"{home}.{name}")
     else:
         value = getattr(importlib.import_module(home), name)
