@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bucketfeed.data.collate.buffers import Allocate, fresh
 from bucketfeed.errors import ConfigError
 
 _NUMBERS = (bool, int, float)
@@ -219,6 +220,12 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
         return shape
     dim %= len(shape)
     return shape[:dim] + shape[dim + 1 :]
+
+
+def joined(tensors: Sequence[torch.Tensor], out: Allocate = fresh) -> torch.Tensor:
+    """Return tensors that differ in their first dimension only, end to end."""
+    shape = (sum(len(tensor) for tensor in tensors), *tensors[0].shape[1:])
+    return torch.cat(list(tensors), out=out(shape, tensors[0].dtype))
 
 
 def held(value: float, dtype: torch.dtype, path: str) -> float:

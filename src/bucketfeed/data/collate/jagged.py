@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bucketfeed.data.collate.buffers import Allocate, fresh
-from bucketfeed.data.collate.fields import Field, applied, checked_names, gathered, names_of
+from bucketfeed.data.collate.fields import Field, applied, checked_names, gathered, joined, names_of
 from bucketfeed.data.collate.stacking import stacked
 
 
@@ -63,11 +63,5 @@ class ragged:
         tensors = field.sequences(chosen, self.missing)
         if tensors is None:
             return stacked(field, self.missing, self.out)
-        return Ragged(joined(field, tensors, self.out), torch.tensor([len(tensor) for tensor in tensors]))
-
-
-def joined(field: Field, tensors: Sequence[torch.Tensor], out: Allocate = fresh) -> torch.Tensor:
-    """Return the tensors end to end. Raises `ConfigError` where more than their first dimension differs."""
-    field.check_shapes(tensors, but=0)
-    total = sum(len(tensor) for tensor in tensors)
-    return torch.cat(list(tensors), out=out((total, *tensors[0].shape[1:]), tensors[0].dtype))
+        field.check_shapes(tensors, but=0)
+        return Ragged(joined(tensors, self.out), torch.tensor([len(tensor) for tensor in tensors]))

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from bucketfeed.data.collate.buffers import Allocate, fresh
-from bucketfeed.data.collate.fields import Field, applied, checked_names, gathered, names_of
-from bucketfeed.data.collate.jagged import joined
-from bucketfeed.data.collate.padding import pad
+from bucketfeed.data.collate.fields import Field, applied, by_path, checked_names, gathered, held, joined, names_of
 from bucketfeed.data.collate.stacking import stacked
 from bucketfeed.errors import ConfigError
 from bucketfeed.store.whole import whole
@@ -73,15 +71,18 @@ class pack:
             if field.path not in sequences:
                 return stacked(field.reordered(order), out=self.out)
             tensors = sequences[field.path][1]
+            field.check_shapes(tensors, but=0)
             parts = [[tensors[i][: lengths[i]] for i in row] for row in rows]
             if self.flat:
-                return joined(field, parts[0], self.out)
-            return self._filled(field, [joined(field, part) for part in parts])
+                return joined(parts[0], self.out)
+            return self._filled(field, [joined(part) for part in parts])
 
         return {**applied(form, column), **self._added([[lengths[i] for i in row] for row in rows])}
 
     def _sequences(self, form: dict[str, Any]) -> dict[str, tuple[Field, list[torch.Tensor]]]:
         chosen = checked_names(form, self.fields, "pack")
+        if isinstance(self.value, Mapping):
+            checked_names(form, list(self.value), "pack(value=...)")
         found: dict[str, tuple[Field, list[torch.Tensor]]] = {}
 
         def look(field: Field) -> None:
@@ -120,9 +121,11 @@ class pack:
         return [max(0, min(length, self.budget - start)) for start, length in zip(before, lengths, strict=False)]
 
     def _filled(self, field: Field, rows: list[torch.Tensor]) -> torch.Tensor:
-        whole_rows = Field(field.path, rows, [f"row {number}" for number in range(len(rows))])
-        padding = pad(self.value, multiple_of=self.budget, mask=False, out=self.out)
-        return padding.padded(whole_rows, rows).values
+        value = held(by_path(self.value, field.path, 0), rows[0].dtype, field.path)
+        batch = self.out((len(rows), self.budget, *rows[0].shape[1:]), rows[0].dtype).fill_(value)
+        for row, tokens in zip(batch, rows, strict=True):
+            row[: len(tokens)] = tokens
+        return batch
 
     def _added(self, rows: list[list[int]]) -> dict[str, Any]:
         """Return what tells the sequences apart, from their lengths in each row."""
