@@ -38,6 +38,7 @@ PUBLIC = [
     "Division",
     "Index",
     "Jsonl",
+    "LengthBuckets",
     "Loader",
     "Manifest",
     "MapDataset",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bucketfeed.data import collate as collate
     from bucketfeed.data.arrays import TokenDataset as TokenDataset
     from bucketfeed.data.arrays import open_arrays as open_arrays
+    from bucketfeed.data.buckets import LengthBuckets as LengthBuckets
     from bucketfeed.data.collate import default_collate as default_collate
     from bucketfeed.data.dataset import MapDataset as MapDataset
     from bucketfeed.data.dataset import open_dataset as open_dataset
@@ -53,6 +54,7 @@ _HOME = {
     "Division": "sampling.division",
     "Index": "formats.index",
     "Jsonl": "formats.lines",
+    "LengthBuckets": "data.buckets",
     "Loader": "data.loader",
     "Manifest": "store.manifest",
     "MapDataset": "data.dataset",

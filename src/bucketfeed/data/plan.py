@@ -5,12 +5,15 @@ A plan is pure arithmetic on the index: it reads nothing and holds no array of n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bucketfeed.data.buckets import BucketDivision, Buckets, EpochBatches
 from bucketfeed.formats.samples import AnyChunks
 from bucketfeed.sampling.cursor import Cursor
 from bucketfeed.sampling.division import Division, Tail
@@ -23,12 +26,14 @@ Ints = NDArray[np.int64]
 _BLOCK_POSITIONS = 8192
 _FIRST_BLOCK_POSITIONS = 1024
 
+AnyDivision: TypeAlias = Division | BucketDivision
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """One batch: its samples and, per sample, the chunk it lies in, who reads that chunk, and until when.
 
-    `consumed` is the global position once this batch is done; the arrays have one entry a sample.
+    `consumed` is the cursor's position once this batch is done; the arrays have one entry a sample.
     """
 
     epoch: int
@@ -38,7 +43,7 @@ class BatchPlan:
     chunks: Ints
     streams: Ints
     last: Ints
-    end: int  # the highest position of the batch
+    end: int  # the position up to which nothing more is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +60,20 @@ class Plan:
     seed: int
     streams: int
     chunk_bytes: int
+    buckets: Buckets | None = None
 
     def order(self, epoch: int) -> Order:
         """Return the global order of `epoch`."""
         return Order(self.chunks.counts, seed=self.seed, epoch=epoch, streams=self.streams, shuffle=self.shuffle)
 
-    def division(self, start: int = 0) -> Division:
-        """Return this rank's share of an epoch from global position `start` on."""
+    def division(self, epoch: int, start: int = 0) -> AnyDivision:
+        """Return this rank's share of an epoch from the cursor's position `start` on."""
+        if self.buckets is not None:
+            return BucketDivision(_batches(self, epoch), self.topology, self.tail, start)
         return Division(self.length, self.batch_size, self.topology, self.tail, start=start)
 
     def cursor(self, epoch: int, position: int) -> Cursor:
-        """Return the cursor that says: `position` samples of `epoch` are done, over all ranks."""
+        """Return the cursor that says: `position` samples, or batches of buckets, of `epoch` are done by all ranks."""
         return Cursor(
             fingerprint=self.fingerprint,
             seed=self.seed,
@@ -75,6 +83,7 @@ class Plan:
             chunk_bytes=self.chunk_bytes,
             shuffle=self.shuffle,
             length=self.length,
+            batches="" if self.buckets is None else f"{self.buckets.name}, tail={self.tail}",
         )
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[BatchPlan]:
@@ -84,7 +93,7 @@ class Plan:
         """
         block = _FIRST_BLOCK_POSITIONS
         while True:
-            division, order = self.division(start), self.order(epoch)
+            division, order = self.division(epoch, start), self.order(epoch)
             first = 0
             while first < len(division):
                 numbers = range(first, min(first + max(1, block // self.batch_size), len(division)))
@@ -94,7 +103,7 @@ class Plan:
                 return
             epoch, start = epoch + 1, 0
 
-    def _block(self, epoch: int, division: Division, order: Order, numbers: range) -> Iterator[BatchPlan]:
+    def _block(self, epoch: int, division: AnyDivision, order: Order, numbers: range) -> Iterator[BatchPlan]:
         positions = [division.positions(number) for number in numbers]
         together = np.concatenate(positions)
         samples = order.samples(together)
@@ -110,5 +119,11 @@ class Plan:
                 chunks=chunks[part],
                 streams=streams[part],
                 last=last[part],
-                end=int(own.max()),
+                end=division.passed(number, own),
             )
+
+
+@functools.lru_cache(maxsize=8)
+def _batches(plan: Plan, epoch: int) -> EpochBatches:
+    assert plan.buckets is not None
+    return plan.buckets.batches(plan.order(epoch), plan.tail)
