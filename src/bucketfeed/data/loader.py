@@ -102,7 +102,8 @@ class Loader:
             batch_size = buckets.size
         else:
             raise ConfigError(
-                f"Loader takes batch_size, or batches=bf.LengthBuckets(...) in its place, not {batch_size!r} and {batches!r}"
+                f"Loader takes batch_size, or batches=bf.LengthBuckets(...) in its place, not {batch_size!r} and "
+                f"{batches!r}"
             )
         if not isinstance(shuffle, bool):
             raise ConfigError(f"shuffle must be True or False, not {shuffle!r}")

@@ -45,7 +45,7 @@ class Buffers:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         wanted = math.prod(shape) * dtype.itemsize
         if wanted < _SMALL_BYTES:
-            return torch.empty(shape, dtype=dtype)
+            return fresh(shape, dtype)
         size = 1 << (wanted - 1).bit_length()  # few sizes, and pages that no tensor reaches are never touched
         free = self._free.setdefault(size, deque())
         try:
@@ -65,4 +65,8 @@ class Buffers:
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor in new memory."""
-    return torch.empty(shape, dtype=dtype)
+    wanted = math.prod(shape) * dtype.itemsize
+    if wanted < _SMALL_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    # numpy asks for huge pages, torch does not: 64 images of 600 kB took 4 ms to stack in place of 20.
+    return torch.from_numpy(np.empty(wanted, np.uint8)).view(dtype).reshape(shape)

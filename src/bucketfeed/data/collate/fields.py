@@ -82,8 +82,10 @@ class Field:
         """Raise `ConfigError` naming both samples unless all shapes are the same, in all dimensions but `but`."""
         shape = tuple(tensors[0].shape)
         for number, tensor in enumerate(tensors):
+            if tensor.shape == shape:
+                continue
             found = tuple(tensor.shape)
-            if found != shape and (but is None or _without(found, but) != _without(shape, but)):
+            if but is None or _without(found, but) != _without(shape, but):
                 remedy = "a batch needs one shape: resize in decode=, or pass collate=bf.collate.pad() or ragged()"
                 if but is not None:
                     remedy = f"only dimension {but} may differ: make the others alike in decode="

@@ -49,11 +49,13 @@ def stacked(field: Field, missing: float | Mapping[str, float] | None = None, ou
     kinds = set(map(type, field.values))
     if kinds <= _PLAIN and max(map(abs, field.values)) < 2**63:
         return torch.tensor(field.values, dtype=torch.float64 if float in kinds else None)
-    if kinds == {np.ndarray} and len({value.dtype for value in field.values}) == 1:
-        empty = from_array(np.empty(0, field.values[0].dtype))
-        if empty is not None and field.values[0].dtype.kind in "biufc":
+    if kinds <= {str, bytes}:
+        return list(field.values)
+    if kinds == {np.ndarray} and (like := field.values[0]).dtype.kind in "biufc":
+        empty = from_array(like[..., :0] if like.ndim else like)
+        if empty is not None and all(value.dtype == like.dtype for value in field.values):
             field.check_shapes(field.values)
-            batch = out((len(field.values), *field.values[0].shape), empty.dtype)
+            batch = out((len(field.values), *like.shape), empty.dtype)
             np.stack(field.values, out=batch.numpy())
             return batch
     if len(kinds) == 1 and issubclass(kinds.copy().pop(), np.generic):
