@@ -186,6 +186,12 @@ def test_many_lengths_travel_to_workers_as_a_mapped_file():
     assert len(pickle.dumps(buckets)) < 1000
 
 
+def test_states_without_buckets_are_as_they_were(tars: bf.MapDataset):
+    state = bf.Loader(tars, 8).state_dict()
+    assert "batches" not in state
+    bf.Loader(tars, 16).load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     "other", [{"batch_size": 9}, {"window": 128}, {"batch_size": None, "max_tokens": 2000}, {"tail": "pad"}], ids=str
 )

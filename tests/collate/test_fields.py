@@ -63,6 +63,12 @@ def test_bfloat16_text_bytes_none_and_nested_dicts_each_have_their_form():
     assert batch == {"name": ["n", "n"], "raw": [b"r", b"r"], "maybe": ["m", None]}
 
 
+def test_tensors_are_stacked_as_data_whatever_made_them():
+    assert column(torch.ones(2, requires_grad=True), torch.ones(2)).requires_grad is False
+    sparse = torch.eye(3).to_sparse()
+    assert column(sparse, sparse).to_dense().tolist() == [torch.eye(3).tolist()] * 2
+
+
 def test_numpys_text_and_dates_become_lists_of_pythons():
     day = np.datetime64("2024-01-02", "D")
     assert column(np.str_("a"), np.str_("b")) == ["a", "b"]

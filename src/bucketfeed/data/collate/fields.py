@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bucketfeed.data.collate.buffers import Allocate, fresh
+from bucketfeed.data.collate.values import as_tensor, held, promoted
 from bucketfeed.errors import ConfigError
-
-_NUMBERS = (bool, int, float)
-# torch has no common type for unsigned and signed integers; these hold the values of both.
-_SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ class Field:
 
     def _tensor(self, number: int, lists: bool) -> torch.Tensor | None:
         try:
-            return _as_tensor(self.values[number], lists)
+            return as_tensor(self.values[number], lists)
         except (TypeError, ValueError, OverflowError) as e:
             raise ConfigError(
                 f"field {self.path!r} of sample {self.names[number]} makes no tensor: {e}; convert it in decode="
@@ -118,7 +114,7 @@ class Field:
             other = tensors[number].dtype
             if other is not dtype:
                 try:
-                    dtype = _promoted(dtype, other)
+                    dtype = promoted(dtype, other)
                 except RuntimeError:
                     remedy = "no type holds both: make them alike in decode="
                     raise self.error(telling[0], number, dtype, other, remedy, "is") from None
@@ -224,61 +220,6 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return shape[:dim] + shape[dim + 1 :]
 
 
-def joined(tensors: Sequence[torch.Tensor], out: Allocate = fresh) -> torch.Tensor:
-    """Return tensors that differ in their first dimension only, end to end."""
-    shape = (sum(len(tensor) for tensor in tensors), *tensors[0].shape[1:])
-    return torch.cat(list(tensors), out=out(shape, tensors[0].dtype))
-
-
-def held(value: float, dtype: torch.dtype, path: str) -> float:
-    """Return `value`. Raises `ConfigError` unless tensors of `dtype` hold it."""
-    fits = dtype.is_floating_point or dtype.is_complex
-    if dtype is torch.bool:
-        fits = value in (0, 1)
-    elif not fits:
-        limits = torch.iinfo(dtype)
-        fits = limits.min <= value <= limits.max and value == int(value)
-    if not fits:
-        raise ConfigError(f"field {path!r} is {dtype}, which does not hold {value!r}; pass another value for it")
-    return value
-
-
 def by_path(option: Any, path: str, otherwise: Any) -> Any:
     """Return an option that may be one for each field, by its path."""
     return option.get(path, otherwise) if isinstance(option, Mapping) else option
-
-
-def _promoted(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    try:
-        return torch.promote_types(one, other)
-    except RuntimeError:
-        return torch.promote_types(_SIGNED.get(one, one), _SIGNED.get(other, other))
-
-
-def _as_tensor(value: Any, lists: bool) -> torch.Tensor | None:
-    """Return a number, an array, a tensor or, with `lists`, a list of numbers as a tensor; None for anything else."""
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, np.ndarray | np.generic):
-        return from_array(np.asarray(value))
-    if isinstance(value, _NUMBERS):
-        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    if lists and isinstance(value, list):
-        item: Any = value
-        while isinstance(item, list) and item:
-            item = item[0]
-        if isinstance(item, (*_NUMBERS, np.generic)) or not value:
-            return from_array(np.asarray(value))
-    return None
-
-
-def from_array(array: np.ndarray) -> torch.Tensor | None:
-    """Return a tensor of the array's numbers, in its memory where that can be; None for text and dates."""
-    if array.dtype.kind not in "biufc":
-        named = getattr(torch, array.dtype.name, None)  # bfloat16 and others, which numpy has from elsewhere
-        if not isinstance(named, torch.dtype) or named.itemsize != array.dtype.itemsize:
-            return None
-        words = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
-        return words.view(named).reshape(array.shape)
-    native = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-    return torch.from_numpy(native if native.flags.writeable else native.copy())

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from bucketfeed.data.collate.buffers import Allocate, fresh
-from bucketfeed.data.collate.fields import Field, applied, checked_names, gathered, joined, names_of
+from bucketfeed.data.collate.fields import Field, applied, checked_names, gathered, names_of
 from bucketfeed.data.collate.stacking import stacked
+from bucketfeed.data.collate.values import joined
 
 
 class Ragged(NamedTuple):

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from bucketfeed.data.collate.buffers import Allocate, fresh
-from bucketfeed.data.collate.fields import Field, applied, by_path, checked_names, gathered, held, joined, names_of
+from bucketfeed.data.collate.fields import Field, applied, by_path, checked_names, gathered, names_of
 from bucketfeed.data.collate.stacking import stacked
+from bucketfeed.data.collate.values import held, joined
 from bucketfeed.errors import ConfigError
 from bucketfeed.store.whole import whole
 

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from bucketfeed.data.collate.buffers import Allocate, fresh
-from bucketfeed.data.collate.fields import Field, applied, by_path, checked_names, gathered, held, names_of
+from bucketfeed.data.collate.fields import Field, applied, by_path, checked_names, gathered, names_of
 from bucketfeed.data.collate.stacking import stacked
+from bucketfeed.data.collate.values import held
 from bucketfeed.errors import ConfigError
 from bucketfeed.store.whole import whole
 

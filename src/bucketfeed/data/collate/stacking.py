@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from bucketfeed.data.collate.buffers import Allocate, Buffers, fresh
-from bucketfeed.data.collate.fields import Field, applied, from_array, gathered
+from bucketfeed.data.collate.fields import Field, applied, gathered
+from bucketfeed.data.collate.values import from_array
 
 _PLAIN = {bool, int, float}
 
@@ -64,6 +65,8 @@ def stacked(field: Field, missing: float | Mapping[str, float] | None = None, ou
     if tensors is None:
         return [value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in field.values]
     field.check_shapes(tensors)
+    if tensors[0].layout is not torch.strided or tensors[0].device.type != "cpu":
+        return torch.stack(tensors)
     return torch.stack(tensors, out=out((len(tensors), *tensors[0].shape), tensors[0].dtype))
 
 
