@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from bucketfeed import errors as errors
     from bucketfeed.cache.disk import DiskCache as DiskCache
     from bucketfeed.cache.reader import CachedReader as CachedReader
+    from bucketfeed.data import collate as collate
     from bucketfeed.data.arrays import TokenDataset as TokenDataset
     from bucketfeed.data.arrays import open_arrays as open_arrays
+    from bucketfeed.data.buckets import LengthBuckets as LengthBuckets
     from bucketfeed.data.collate import default_collate as default_collate
     from bucketfeed.data.concat import concat as concat
     from bucketfeed.data.dataset import MapDataset as MapDataset
@@ -56,6 +58,7 @@ _HOME = {
     "Division": "sampling.division",
     "Index": "formats.index",
     "Jsonl": "formats.lines",
+    "LengthBuckets": "data.buckets",
     "Loader": "data.loader",
     "Manifest": "store.manifest",
     "MapDataset": "data.dataset",
@@ -70,6 +73,7 @@ _HOME = {
     "Tsv": "formats.delimited",
     "build_index": "formats.index",
     "concat": "data.concat",
+    "collate": "data",
     "decoders": "formats",
     "default_collate": "data.collate",
     "errors": "",
@@ -91,7 +95,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'bucketfeed' has no attribute {name!r}")
     home = f"bucketfeed.{_HOME[name]}".rstrip(".")
-    if name in ("decoders", "errors"):  # modules themselves
+    if name in ("collate", "decoders", "errors"):  # modules themselves
         value: Any = importlib.import_module(f"{home}.{name}")
     else:
         value = getattr(importlib.import_module(home), name)

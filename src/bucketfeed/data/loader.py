@@ -12,6 +12,7 @@ import torch
 from tqdm.auto import tqdm
 
 from bucketfeed.data.assemble import Assembler, pinned
+from bucketfeed.data.buckets import LengthBuckets
 from bucketfeed.data.collate import default_collate
 from bucketfeed.data.dataset import CHUNK_BYTES, STREAMS, MapDataset
 from bucketfeed.data.feed import Feed, Taken, Task, ThreadFeed
@@ -42,6 +43,7 @@ class Loader:
     Args:
         dataset: made by `open_dataset`.
         batch_size: samples a batch, on this rank.
+        batches: in the place of batch_size: a `LengthBuckets`, for batches of samples of about one length.
         shuffle: a new order each epoch, or the data set's own.
         seed: of the order, and of `bucketfeed.rng`.
         tail: what happens to samples that do not fill a batch on every rank: "drop" leaves them out of this epoch,
@@ -64,8 +66,9 @@ class Loader:
     def __init__(
         self,
         dataset: MapDataset,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
+        batches: LengthBuckets | None = None,
         shuffle: bool = False,
         seed: int = 0,
         tail: Tail = "drop",
@@ -87,11 +90,21 @@ class Loader:
             raise ConfigError(f"collate must be a function of a list of samples, or None, not {collate!r}")
         chunk = CHUNK_BYTES if chunk_bytes is None else parse_size(chunk_bytes, "chunk_bytes")
         ahead = READ_AHEAD_BYTES if read_ahead_bytes is None else parse_size(read_ahead_bytes, "read_ahead_bytes")
-        batch_size = whole("batch_size", batch_size, 1)
         num_workers = whole("num_workers", num_workers, 0)
         seed = whole("seed", seed, 0)
         chunk = whole("chunk_bytes", chunk, 1)
         streams = whole("streams", STREAMS if streams is None else streams, 1)
+        buckets = None
+        if batches is None and batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 1)
+        elif batch_size is None and isinstance(batches, LengthBuckets):
+            buckets = batches.over(dataset, chunk)
+            batch_size = buckets.size
+        else:
+            raise ConfigError(
+                f"Loader takes batch_size, or batches=bf.LengthBuckets(...) in its place, not {batch_size!r} and "
+                f"{batches!r}"
+            )
         if not isinstance(shuffle, bool):
             raise ConfigError(f"shuffle must be True or False, not {shuffle!r}")
         if num_threads is None:
@@ -112,8 +125,9 @@ class Loader:
             seed=seed,
             streams=streams,
             chunk_bytes=chunk,
+            buckets=buckets,
         )
-        self._length = len(self._plan.division())  # also checks that there is a batch to give
+        self._plan.division(0)  # checks that there is a batch to give
         self._num_workers = num_workers
         self._pin = pin_memory and torch.cuda.is_available()
         # Workers share what one of them has fetched through files: those of the cache, else temporary ones.
@@ -147,8 +161,8 @@ class Loader:
         return self._plan.topology
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch on this rank."""
-        return self._length
+        """Return the number of batches of a whole epoch on this rank; the epoch the loop is in, where they differ."""
+        return len(self._plan.division(self._epoch))
 
     def __iter__(self) -> Iterator[Any]:
         """Start one epoch: the one a loaded state stands in, the one set, else the next.
@@ -161,10 +175,10 @@ class Loader:
         return self._iterate(self._run)
 
     def _iterate(self, run: int) -> Iterator[Any]:
-        batches = len(self._plan.division(self._position))
+        batches = len(self._plan.division(self._epoch, self._position))
         with tqdm(
-            total=self._length,
-            initial=self._length - batches,
+            total=len(self),
+            initial=len(self) - batches,
             desc=f"epoch {self._epoch}",
             unit="batch",
             disable=not self._progress,
@@ -200,7 +214,7 @@ class Loader:
         """
         cursor = Cursor.from_dict(state)
         cursor.check(self._plan.cursor(0, 0))
-        if self._plan.division(cursor.position).is_over:  # taken after the last batch
+        if self._plan.division(cursor.epoch, cursor.position).is_over:  # taken after the last batch
             self._seek(cursor.epoch + 1, 0)
         else:
             self._seek(cursor.epoch, cursor.position)
@@ -233,7 +247,7 @@ class Loader:
     def __repr__(self) -> str:
         topology = self._plan.topology
         return (
-            f"Loader({self.dataset.manifest.url!r}, batches={self._length}, batch_size={self.batch_size}, "
+            f"Loader({self.dataset.manifest.url!r}, batches={len(self)}, batch_size={self.batch_size}, "
             f"rank={topology.rank}/{topology.world_size}, epoch={self._epoch}, position={self._position})"
         )
 

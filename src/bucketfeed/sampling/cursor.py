@@ -17,12 +17,16 @@ _REMEDY = {
     "streams": "make the Loader with the saved streams",
     "chunk_bytes": "make the Loader with the saved chunk_bytes",
     "shuffle": "make the Loader with the saved shuffle",
+    "batches": "make the Loader with the saved batches=, of the same lengths, and tail=",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """`position` samples of `epoch` are done, over all ranks, in the order that the other fields fix."""
+    """`position` samples of `epoch` are done, over all ranks, in the order that the other fields fix.
+
+    Where `batches` names how batches are made, `position` counts those.
+    """
 
     fingerprint: str
     seed: int
@@ -33,9 +37,10 @@ class Cursor:
     shuffle: bool
     length: int
     version: int = VERSION
+    batches: str = ""
 
     def __post_init__(self) -> None:
-        types: dict[str, type] = {"fingerprint": str, "shuffle": bool}
+        types: dict[str, type] = {"fingerprint": str, "shuffle": bool, "batches": str}
         for field in fields(self):
             value, wanted = getattr(self, field.name), types.get(field.name, int)
             # type() rather than isinstance: True is an int, and neither numpy's numbers nor it would survive JSON.
@@ -46,7 +51,7 @@ class Cursor:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "batches" or value}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Cursor:
@@ -58,7 +63,8 @@ class Cursor:
                 "version of bucketfeed returned"
             )
         try:
-            return cls(**{field.name: state[field.name] for field in fields(cls)})
+            names = [field.name for field in fields(cls) if field.name != "batches" or "batches" in state]
+            return cls(**{name: state[name] for name in names})
         except KeyError as e:
             raise ResumeError(f"broken loader state: it has no {e}; pass what state_dict() returned") from None
 

@@ -81,6 +81,10 @@ class Division:
         """Return the global position once every rank has taken this batch; at most `length`."""
         return min(self.length, self.start + (batch + 1) * self._global_batch)
 
+    def passed(self, batch: int, positions: NDArray[np.int64]) -> int:
+        """Return the position up to which the epoch wants nothing more once this batch, of `positions`, is done."""
+        return int(positions.max())
+
     def _first(self, batch: int) -> int:
         if not 0 <= batch < len(self):
             raise IndexError(f"batch {batch} of {len(self)}")

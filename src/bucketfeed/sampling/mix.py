@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -262,3 +263,6 @@ class MixOrder:
             streams=self._streams[source],
             shuffle=self.shuffle,
         )
+
+
+AnyOrder: TypeAlias = Order | MixOrder
