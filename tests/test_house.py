@@ -61,6 +61,7 @@ PUBLIC = [
     "open_reader",
     "order_hash",
     "rng",
+    "write_shards",
 ]
 
 

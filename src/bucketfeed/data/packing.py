@@ -16,6 +16,7 @@ import xxhash
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.data.dataset import MapDataset
 from bucketfeed.errors import ConfigError
+from bucketfeed.formats.beside import Placed
 from bucketfeed.formats.format import Ints
 from bucketfeed.formats.members import END, Members, members
 from bucketfeed.store.ranges import Buffer, Range
@@ -28,13 +29,19 @@ _BATCH_BYTES = 32 << 20
 
 
 class Shard(NamedTuple):
-    """A shard that is complete, and where its samples are in it."""
+    """A shard that is complete, and where its samples are in it, if this run has written it."""
 
     name: str
     size: int
+    samples: int
     digest: str
-    starts: Ints
-    lengths: Ints
+    starts: Ints | None = None
+    lengths: Ints | None = None
+
+    @property
+    def where(self) -> Placed:
+        """What an index says of it."""
+        return self.name, self.size, self.starts, self.lengths
 
 
 def write_all(
@@ -71,7 +78,8 @@ def write_all(
                 size += sample.size
                 sample = next(source, None)
             upload.write(END)
-        yield Shard(name, size + len(END), digest.hexdigest(), np.array(starts), np.array(lengths))
+        where = np.array(starts, np.int64), np.array(lengths, np.int64)
+        yield Shard(name, size + len(END), len(starts), digest.hexdigest(), *where)
 
 
 def numbered(samples: Iterable[Mapping[str, Any]], keys: Keys, first: int = 0) -> Iterator[Members]:

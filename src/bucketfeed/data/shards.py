@@ -56,7 +56,7 @@ class Plan:
 def planned(packing: Packing, shuffle: int | None, cuts: list[int] | None = None) -> Plan:
     """Return the plan for all samples of the data set, in the order that the seed `shuffle` names.
 
-    Cut at `cuts` if they are given. Sizes are exact for objects as they are and for tars that we wrote; else they are estimated from a few samples.
+    Cut at `cuts` if they are given. Sizes are exact for objects as they are and for tars of ours, else estimated.
     """
     index = packing.dataset.index
     if not len(index):
@@ -123,6 +123,6 @@ def _estimated(packing: Packing) -> tuple[Ints, Ints]:
         real += sample.size
         guessed += int(sizes[i])
         exact &= sample.size == sizes[i]
-    if not exact:
+    if guessed and not exact:
         sizes = np.maximum(1024, sizes * (real / guessed * _SPARE)).astype(np.int64)
     return np.arange(n + 1), sizes
