@@ -81,21 +81,13 @@ def write_shards(
 
     >>> bf.write_shards(bf.open_dataset("photos/"), "s3://bucket/photos/", max_shard_bytes="256MB", shuffle=0)
     """
-    max_bytes = parse_size(max_shard_bytes, "max_shard_bytes")
-    if not max_bytes:
-        raise ConfigError("max_shard_bytes must be at least 1")
-    if keys not in ("own", "number"):
-        raise ConfigError(f"keys must be 'own' or 'number', not {keys!r}")
-    if shuffle is not None:
-        shuffle = whole("shuffle", shuffle, 0, _MOST_WORD)
-    writer = Writer(url, storage_options)
-    asked = {"samples": _named(samples), "max_shard_bytes": max_bytes, "shuffle": shuffle, "keys": keys}
-    record = Record(writer, asked, storage_options)
+    asked = _Asked.of(samples, url, max_shard_bytes, shuffle, keys, storage_options)
+    writer, max_bytes = asked.writer, asked.max_bytes
+    record = Record(writer, asked.told(samples), storage_options)
     if isinstance(samples, MapDataset):
-        _refuse_overlap(samples, writer.url)
         record.begin(force=force)
         packing = Packing(samples, writer, max_bytes, keys)
-        plan = planned(packing, shuffle, record.cuts)
+        plan = planned(packing, asked.shuffle, record.cuts)
         record.cuts = plan.cuts
         new = _write_planned(packing, plan, record, executor, progress)
     else:
@@ -113,24 +105,71 @@ def write_shards(
     )
 
 
-def _named(samples: Any) -> Any:
-    """Return what tells these samples from others, in a resumed run."""
-    if not isinstance(samples, MapDataset):
-        return None  # the bytes of shards that are there are compared
-    decode = samples.decode
+def plan_shards(
+    dataset: MapDataset,
+    url: str | os.PathLike[str],
+    *,
+    max_shard_bytes: int | str = "256MB",
+    shuffle: int | None = None,
+    keys: Keys = "own",
+    storage_options: dict[str, Any] | None = None,
+) -> str:
+    """Return in words what `write_shards` would write; raises as it does for what can be seen before."""
+    asked = _Asked.of(dataset, url, max_shard_bytes, shuffle, keys, storage_options)
+    plan = planned(Packing(dataset, asked.writer, asked.max_bytes, keys), asked.shuffle)
+    there = len(asked.writer.listed())
+    return (
+        f"{len(plan.first) - 1:,} samples in about {len(plan):,} shards, about {format_size(plan.total_bytes)}, to "
+        f"{asked.writer.url}, which holds {there:,} objects"
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Arguments that have been checked."""
+
+    writer: Writer
+    max_bytes: int
+    shuffle: int | None
+    keys: Keys
+
+    @classmethod
+    def of(
+        cls,
+        samples: Any,
+        url: str | os.PathLike[str],
+        max_shard_bytes: int | str,
+        shuffle: int | None,
+        keys: Keys,
+        options: dict[str, Any] | None,
+    ) -> _Asked:
+        max_bytes = parse_size(max_shard_bytes, "max_shard_bytes")
+        if not max_bytes:
+            raise ConfigError("max_shard_bytes must be at least 1")
+        if keys not in ("own", "number"):
+            raise ConfigError(f"keys must be 'own' or 'number', not {keys!r}")
+        seed = None if shuffle is None else whole("shuffle", shuffle, 0, _MOST_WORD)
+        writer = Writer(url, options)
+        if isinstance(samples, MapDataset):
+            source = samples.manifest.url
+            if writer.url.startswith(source) or source.startswith(writer.url):
+                raise ConfigError(f"{writer.url} and the samples at {source} lie in one another; choose another place")
+        return cls(writer, max_bytes, seed, keys)
+
+    def told(self, samples: Any) -> dict[str, Any]:
+        """Return what a resumed run must ask again."""
+        named = _named(samples) if isinstance(samples, MapDataset) else None  # of others the bytes are compared
+        return {"samples": named, "max_shard_bytes": self.max_bytes, "shuffle": self.shuffle, "keys": self.keys}
+
+
+def _named(samples: MapDataset) -> list[Any]:
+    decode, index = samples.decode, samples.index
     name = None if decode is None else getattr(decode, "__qualname__", type(decode).__qualname__)
     code = getattr(getattr(decode, "__code__", None), "co_code", b"")
-    index = samples.index
     return [
         *(index.manifest.url, index.manifest.version, index.fingerprint, len(samples)),
         *(name, hashlib.blake2b(code, digest_size=8).hexdigest()),
     ]
-
-
-def _refuse_overlap(dataset: MapDataset, url: str) -> None:
-    source = dataset.manifest.url
-    if url.startswith(source) or source.startswith(url):
-        raise ConfigError(f"{url} and the samples at {source} lie in one another; write to another place")
 
 
 def _write_planned(
