@@ -29,9 +29,9 @@ from bucketfeed.platforms.local import STOPPED
 from bucketfeed.store.sizes import format_size
 
 EPILOG = """\
-again:  a run that was stopped, failed or was killed goes on where it was when the same command is given: shards that are
-        complete are not written again, and the result is that of one run. Other arguments, or a SRC that has changed,
-        are refused; --force removes the shards that are there and begins anew.
+again:  a run that was stopped, failed or was killed goes on where it was when the same command is given: shards that
+        are complete are not written again, and the result is that of one run. Other arguments, or a SRC that has
+        changed, are refused; --force removes the shards that are there and begins anew.
 names:  where objects have dots in their names, as in img.01.jpg, the sample is called img_01: in a tar the field begins
         at the first dot.
 result: one line on stdout. bucketfeed.open_dataset(DST) takes the index from there.

@@ -67,7 +67,7 @@ def write_all(
                 if sample.key in seen:
                     raise ConfigError(
                         f"{name}: the key {sample.key!r} comes twice; give the samples different keys, or pass "
-                        "keys='number'"
+                        "keys='number' (--number-keys)"
                     )
                 seen.add(sample.key)
                 for part in sample.parts:

@@ -18,9 +18,8 @@ from bucketfeed.store.uploads import PARTIAL
 from bucketfeed.store.writing import Writer
 
 _VERSION = 1
-_LEAST_SECONDS = 1.0  # between two writes of the record
-_SHARE = 20  # and so many times as long as one takes: a long record costs little of the whole
-_ANEW = "write to an empty place, or pass force=True to remove the shards that are there"
+_SHARE = 20  # between two writes of the record goes so many times as long as one takes: it costs little of the whole
+_ANEW = "write to an empty place, or pass force=True (--force) to remove the shards there"
 
 
 class Record:
@@ -84,7 +83,7 @@ class Record:
     def add(self, number: int, shards: list[Shard]) -> None:
         """Keep that part `number` is complete."""
         self.parts[number] = shards
-        if time.monotonic() - self._saved_at > max(_LEAST_SECONDS, _SHARE * self._took):
+        if time.monotonic() - self._saved_at > _SHARE * self._took:
             self.save()
 
     def save(self) -> None:

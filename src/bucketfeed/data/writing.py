@@ -151,9 +151,10 @@ class _Asked:
         seed = None if shuffle is None else whole("shuffle", shuffle, 0, _MOST_WORD)
         writer = Writer(url, options)
         if isinstance(samples, MapDataset):
-            source = samples.manifest.url
-            if writer.url.startswith(source) or source.startswith(writer.url):
-                raise ConfigError(f"{writer.url} and the samples at {source} lie in one another; choose another place")
+            manifest = samples.manifest
+            within = writer.url.startswith(manifest.url) and len(manifest) > 1  # one alone may have been named itself
+            if within or manifest.object_url(0).startswith(writer.url):
+                raise ConfigError(f"{writer.url} and the samples at {manifest.url} lie in one another; write elsewhere")
         return cls(writer, max_bytes, seed, keys)
 
     def told(self, samples: Any) -> dict[str, Any]:

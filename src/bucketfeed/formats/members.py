@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 def _check_key(key: Any) -> None:
     if not isinstance(key, str):
-        raise ConfigError(f"a sample's '__key__' must be text, not {key!r:.80}; or pass keys='number'")
+        raise ConfigError(f"a sample's '__key__' must be text, not {key!r:.80}; or pass keys='number' (--number-keys)")
     name = key.rpartition("/")[2]
     what = (
         "ends in no name" if not name
@@ -115,7 +115,9 @@ def _check_key(key: Any) -> None:
         else ""
     )  # fmt: skip
     if what:
-        raise ConfigError(f"the key {key!r} {what}; give the sample another '__key__', or pass keys='number'")
+        raise ConfigError(
+            f"the key {key!r} {what}; give the sample another '__key__', or pass keys='number' (--number-keys)"
+        )
 
 
 def _check_field(key: str, field: Any) -> None:
