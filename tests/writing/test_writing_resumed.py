@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import contents, opened, photos
+from packed import contents, opened, photos
 
 import bucketfeed as bf
 from bucketfeed.errors import ConfigError, DecodeError, ResumeError

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Bucket
-from sources import contents, opened, photos
+from packed import contents, opened, photos
 
 import bucketfeed as bf
 from bucketfeed.errors import NotFoundError, WriteError
@@ -23,7 +22,7 @@ from bucketfeed.testing.moto import MotoBucket
 MIB = 1 << 20
 
 
-def test_buckets_get_the_bytes_that_a_folder_gets(bucket: Bucket, tmp_path: Path) -> None:
+def test_buckets_get_the_bytes_that_a_folder_gets(bucket: Any, tmp_path: Path) -> None:
     source = photos(tmp_path / "in")
     url = f"{bucket.url}out/"
     options = {"max_shard_bytes": 30_000, "progress": False}
@@ -63,10 +62,15 @@ def uploads_of(bucket: MotoBucket) -> list[str]:
 
 def test_an_upload_that_fails_leaves_no_object_and_no_parts(moto_bucket: MotoBucket) -> None:
     writer = Writer(moto_bucket.url, moto_bucket.storage_options, part_bytes=5 * MIB)
-    with pytest.raises(RuntimeError, match="as told"), writer.open("large.bin") as upload:
-        upload.write(bytes(11 * MIB))
-        assert uploads_of(moto_bucket) == ["large.bin"]
-        raise RuntimeError("as told")
+
+    def fail() -> None:
+        with writer.open("large.bin") as upload:
+            upload.write(bytes(11 * MIB))
+            assert uploads_of(moto_bucket) == ["large.bin"]
+            raise RuntimeError("as told")
+
+    with pytest.raises(RuntimeError, match="as told"):
+        fail()
     assert writer.listed() == {}
     assert uploads_of(moto_bucket) == []
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import contents, opened, photos, untarred
+from packed import contents, opened, photos, untarred
 
 import bucketfeed as bf
 from bucketfeed.errors import ConfigError
