@@ -38,7 +38,7 @@ class Record:
         self._writer = writer
         self._options = options
         self._asked = dict(asked)
-        self._saved_at, self._took = time.monotonic(), 0.0
+        self._due = 0.0
         self.cuts: list[int] | None = None
         self.parts: dict[int, list[Shard]] = {}
 
@@ -83,7 +83,7 @@ class Record:
     def add(self, number: int, shards: list[Shard]) -> None:
         """Keep that part `number` is complete."""
         self.parts[number] = shards
-        if time.monotonic() - self._saved_at > _SHARE * self._took:
+        if time.monotonic() >= self._due:
             self.save()
 
     def save(self) -> None:
@@ -92,8 +92,8 @@ class Record:
         parts = {number: [shard[:4] for shard in self.parts[number]] for number in sorted(self.parts)}
         record = {"version": _VERSION, "asked": self._asked, "cuts": self.cuts, "parts": parts}
         self._writer.put(JOURNAL, json.dumps(record).encode() + b"\n")
-        self._saved_at = time.monotonic()
-        self._took = self._saved_at - began
+        now = time.monotonic()
+        self._due = now + _SHARE * (now - began) if self.parts else now
 
     def shards(self) -> list[Shard]:
         """Return all complete shards, in the order of their names."""
