@@ -20,7 +20,9 @@ def write(source: Path, out: Path, **options: Any) -> Any:
     return bf.write_shards(opened(source), out, **{"max_shard_bytes": 20_000, "progress": False, **options})
 
 
-def test_a_run_killed_in_the_middle_is_completed_to_the_result_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_run_killed_in_the_middle_is_completed_to_the_result_of_one_that_was_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = photos(tmp_path / "in")
     whole = write(source, tmp_path / "whole")
     killed = f"""
@@ -46,7 +48,9 @@ bf.write_shards(bf.open_dataset({str(source)!r}), {str(tmp_path / "out")!r}, max
     assert died.returncode == -9, died.stderr
     left = json.loads((tmp_path / "out" / JOURNAL).read_text())["parts"]
     assert 0 < len(left) < whole.shards
-    assert list((tmp_path / "out").glob("*.partial")) != []
+    assert list((tmp_path / "out").glob(".*.partial")) != []
+    assert len(opened(tmp_path / "out")) < 60
+    assert "a writing that is not complete" in caplog.text
     completed = write(source, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert 0 < completed.new_shards <= whole.shards - len(left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import tarfile
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_sizes_of_8_gib_and_more_are_written_as_they_are_read() -> None:
 
         [(start, stop)] = tar.scan(Long(), "s.tar")  # type: ignore[arg-type]
         assert (start, stop) == (0, len(head) + size)
+
+
+@given(st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=130), st.integers(0, 8**12))
+def test_headers_are_those_of_the_standard_library(path: str, size: int) -> None:
+    member = tarfile.TarInfo(path)
+    member.size = size
+    assert header(path, size) == member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def test_values_are_written_by_what_their_field_is_called() -> None:

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from packed import contents, opened, photos
 
 import bucketfeed as bf
 from bucketfeed.errors import NotFoundError, WriteError
+from bucketfeed.store.faults import write_error
+from bucketfeed.store.ranges import Counter
+from bucketfeed.store.retry import Retry
+from bucketfeed.store.uploads import S3Upload
 from bucketfeed.store.writing import Writer
 from bucketfeed.testing.moto import MotoBucket
 
@@ -73,6 +78,36 @@ def test_an_upload_that_fails_leaves_no_object_and_no_parts(moto_bucket: MotoBuc
         fail()
     assert writer.listed() == {}
     assert uploads_of(moto_bucket) == []
+
+
+class Lossy:
+    """A client that does what it is told, and loses the answer the first time that an upload is completed."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.tries = 0
+
+    def complete_multipart_upload(self, **asked: Any) -> None:
+        self.tries += 1
+        self._client.complete_multipart_upload(**asked)
+        if self.tries == 1:
+            raise ConnectionResetError("the answer is lost")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def test_an_upload_whose_last_answer_is_lost_is_complete(moto_bucket: MotoBucket) -> None:
+    lossy = Lossy(moto_bucket.client)
+
+    def call(what: str, request: Callable[[Any], Any]) -> Any:
+        return Retry(first_seconds=0).call(lambda: request(lossy), what, Counter(), told=write_error)
+
+    upload = S3Upload(call, moto_bucket.name, "a.bin", 5 * MIB)
+    upload.write(bytes(6 * MIB))
+    upload.commit()
+    assert lossy.tries == 2
+    assert Writer(moto_bucket.url, moto_bucket.storage_options).listed()["a.bin"].size == 6 * MIB
 
 
 def test_a_resumed_run_ends_the_broken_uploads_of_its_shards_and_no_others(

@@ -14,7 +14,6 @@ from bucketfeed.formats.detect import is_sidecar
 from bucketfeed.store.listing import Listed
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.readers import open_reader
-from bucketfeed.store.uploads import PARTIAL
 from bucketfeed.store.writing import Writer
 
 _VERSION = 1
@@ -101,6 +100,6 @@ class Record:
 
 
 def _refuse_others(url: str, listed: Mapping[str, Listed]) -> None:
-    others = sorted(name for name in listed if not is_ours(name.removesuffix(PARTIAL)) and not is_sidecar(name))
+    others = sorted(name for name in listed if not is_ours(name) and not is_sidecar(name))
     if others:
         raise ConfigError(f"{url} holds {len(others)} other objects, as {others[0]!r}; write to an empty place")

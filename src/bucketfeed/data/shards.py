@@ -12,7 +12,7 @@ from bucketfeed.data.packing import Packing, Part, dotless, numbered
 from bucketfeed.errors import ConfigError, DecodeError, FormatError
 from bucketfeed.formats import raw
 from bucketfeed.formats.format import Ints
-from bucketfeed.formats.members import END, header, padded
+from bucketfeed.formats.members import END, header, is_plain, padded
 from bucketfeed.sampling import bijection
 
 _LEAST_DIGITS = 6
@@ -90,7 +90,7 @@ def _objects(packing: Packing) -> tuple[Ints, Ints]:
             key, field = raw.names(index.name(i) or "")
             key = dotless(key)
             path = f"{f'{i:012}' if packing.keys == 'number' else key}.{field}"
-            size = padded(where.length) + (512 if _short(path, where.length) else len(header(path, where.length)))
+            size = padded(where.length) + (512 if is_plain(path, where.length) else len(header(path, where.length)))
             if key == last:
                 sizes[-1] += size
             else:
@@ -98,10 +98,6 @@ def _objects(packing: Packing) -> tuple[Ints, Ints]:
                 sizes.append(size)
             last = key
     return np.array([*first, len(index)]), np.array(sizes)
-
-
-def _short(path: str, size: int) -> bool:
-    return len(path) <= 100 and path.isascii() and size < 8**11
 
 
 def _estimated(packing: Packing) -> tuple[Ints, Ints]:

@@ -50,9 +50,13 @@ def with_index(manifest: Manifest, reader: RangeReader, folder: Path, path: Path
     That is `path`, or under its version in `folder`. Where there is no index beside the shards, or other data too, the
     manifest is returned as it is. An index of other versions of the shards is found out by its name there.
     """
-    try:
-        at = manifest.find(manifest.url + INDEX)
-    except KeyError:
+    at = _found(manifest, INDEX)
+    if at is None:
+        if _found(manifest, JOURNAL) is not None:
+            _log.warning(
+                "%s holds the shards of a writing that is not complete; the same call or command completes it",
+                manifest.url,
+            )
         return manifest
     keys = [manifest.key(i) for i in range(len(manifest))]
     shards = [i for i, key in enumerate(keys) if is_shard(key)]
@@ -70,6 +74,13 @@ def with_index(manifest: Manifest, reader: RangeReader, folder: Path, path: Path
         except (BucketfeedError, OSError) as e:
             _log.warning("the index beside %s can't be used, it is built anew: %s", manifest.url, e)
     return alone
+
+
+def _found(manifest: Manifest, name: str) -> int | None:
+    try:
+        return manifest.find(manifest.url + name)
+    except KeyError:
+        return None
 
 
 def publish_index(writer: Writer, shards: Sequence[Placed], options: Mapping[str, Any] | None) -> None:

@@ -25,11 +25,26 @@ def padded(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
+_PLAIN = tarfile.TarInfo("").tobuf(tarfile.PAX_FORMAT)
+_PLAIN_SUM = 8 * 32 + sum(_PLAIN) - sum(_PLAIN[124:136]) - sum(_PLAIN[148:156])
+_NAME = 100  # bytes; what a plain header has room for
+_LONG = 8**11
+
+
 def header(path: str, size: int) -> bytes:
     """Return a member's header: of no owner and no time. One of a long name, other letters or 8 GiB takes a PAX one."""
+    if is_plain(path, size):  # as tarfile makes it, in a tenth of the time
+        name, digits = path.encode().ljust(_NAME, b"\0"), b"%011o\0" % size
+        checksum = b"%06o\0 " % (_PLAIN_SUM + sum(name) + sum(digits))
+        return b"".join((name, _PLAIN[100:124], digits, _PLAIN[136:148], checksum, _PLAIN[156:]))
     member = tarfile.TarInfo(path)
     member.size = size
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def is_plain(path: str, size: int) -> bool:
+    """Return whether one block is enough for a member's header."""
+    return len(path) <= _NAME and path.isascii() and size < _LONG
 
 
 class Members(NamedTuple):

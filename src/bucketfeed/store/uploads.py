@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from bucketfeed.errors import BucketfeedError
-from bucketfeed.store.faults import Fault, fault_of, said_by, write_error
+from bucketfeed.store.faults import said_by, write_error
 from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer
 
@@ -19,11 +19,24 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PARTIAL = ".partial"  # ends the names of files that are being written
+_PARTIAL = ".partial"
 PART_BYTES = 16 << 20  # of a multipart upload; S3 wants 5 MiB at least
 _PARTS_AHEAD = 3  # of one object, being uploaded while the next is filled
 _PARTS_OF_A_SIZE = 1000  # then parts get twice as large: S3 takes 10,000 and 5 TiB
 _THREADS = 16
+
+
+def partial_name(name: str) -> str:
+    """Return what a file is called, beside the place it will have, while it is written: hidden, so taken for no data."""
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}.{base}{_PARTIAL}"
+
+
+def whole_name(name: str) -> str | None:
+    """Return what a file of this name will be called once it is written; None for one that is not being written."""
+    folder, slash, base = name.rpartition("/")
+    is_partial = base.startswith(".") and base.endswith(_PARTIAL)
+    return f"{folder}{slash}{base[1:].removesuffix(_PARTIAL)}" if is_partial else None
 
 
 class Upload(Protocol):
@@ -54,7 +67,7 @@ class LocalUpload:
     """A file beside the one it becomes."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._partial = path, path + PARTIAL
+        self._path, self._partial = path, partial_name(path)
         step(f"making the folder of {path}", lambda: os.makedirs(os.path.dirname(path), exist_ok=True))
         self._file = step(f"opening {path}", lambda: open(self._partial, "wb", buffering=1 << 20))  # noqa: SIM115
 
@@ -149,7 +162,7 @@ class S3Upload:
             s3.complete_multipart_upload(**self._where, **self._id, MultipartUpload={"Parts": self._parts})
         except Exception as e:
             # A try before this one may have come through, with its answer lost.
-            if fault_of(e) is not Fault.LASTING or "NoSuchUpload" not in said_by(e) or not self._is_there(s3):
+            if "NoSuchUpload" not in said_by(e) or not self._is_there(s3):
                 raise
 
     def _is_there(self, s3: Any) -> bool:
@@ -178,7 +191,7 @@ class FsspecUpload:
 
     def __init__(self, client: PerProcess[Any], url: str, *, in_place: bool) -> None:
         self._client, self._url, self._in_place = client, url, in_place
-        self._at = url if in_place else url + PARTIAL
+        self._at = url if in_place else partial_name(url)
         self._file = self._do("opening", self._open)
 
     def _open(self, files: Any) -> Any:

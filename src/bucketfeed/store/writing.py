@@ -17,7 +17,7 @@ from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Counter
 from bucketfeed.store.retry import Retry
 from bucketfeed.store.s3 import S3Access
-from bucketfeed.store.uploads import PART_BYTES, PARTIAL, FsspecUpload, LocalUpload, S3Upload, Upload
+from bucketfeed.store.uploads import PART_BYTES, FsspecUpload, LocalUpload, S3Upload, Upload, whole_name
 from bucketfeed.store.urls import parse_url
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Writer:
 
     def sweep(self, ours: Callable[[str], bool]) -> None:
         """Remove what writes that were killed have left of objects whose names are `ours`."""
-        self.delete([name for name in self.listed() if name.endswith(PARTIAL) and ours(name.removesuffix(PARTIAL))])
+        self.delete([name for name in self.listed() if (whole := whole_name(name)) is not None and ours(whole)])
         if self._s3 is None:
             return
         bucket, prefix = self._root.bucket, self._root.key
