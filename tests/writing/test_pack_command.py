@@ -13,6 +13,7 @@ import pytest
 from packed import contents, opened, photos
 
 from bucketfeed.cli.main import main
+from bucketfeed.cli.pack import _Lines
 from bucketfeed.store.writing import Writer
 from bucketfeed.testing.moto import MotoBucket
 
@@ -59,6 +60,15 @@ def test_errors_are_one_line_and_a_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--force" in said(1, source, tmp_path / "out", "--number-keys")
     assert said(0, source, tmp_path / "out", "--number-keys", "--force") == ""
     assert opened(tmp_path / "out")[1]["__key__"] == "000000000001"
+
+
+def test_progress_is_a_line_now_and_then_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    often, seldom = _Lines("pack", seconds=0), _Lines("pack", seconds=1000)
+    for done in (1 << 20, 3 << 20):
+        often(done, 4 << 20)
+        seldom(done, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f"pack: {n} MiB of about 4 MiB written" for n in (1, 3)]
 
 
 def test_help_says_what_a_rerun_does() -> None:

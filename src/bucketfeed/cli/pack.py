@@ -118,15 +118,15 @@ def _pack(options: argparse.Namespace, prog: str) -> int:
 class _Lines:
     """Tells of progress by a line now and then."""
 
-    def __init__(self, prog: str) -> None:
-        self._prog = prog
+    def __init__(self, prog: str, seconds: float = _LINE_SECONDS) -> None:
+        self._prog, self._seconds = prog, seconds
         self._told_at = time.monotonic()
         self._told = 0
 
     def __call__(self, done: int, total: int | None) -> None:
         """Take note of the bytes that are done."""
         now = time.monotonic()
-        if now - self._told_at < _LINE_SECONDS:
+        if now - self._told_at <= self._seconds:
             return
         speed = format_size(int((done - self._told) / (now - self._told_at)))
         of = "" if total is None else f" of about {format_size(total)}"

@@ -92,7 +92,7 @@ def encoded(key: str, field: str, value: Any) -> bytes:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain).encode()
         if ending in _NUMBERS and isinstance(value, int | np.integer) and not isinstance(value, bool):
             return str(int(value)).encode()
-        if ending == "npy" and isinstance(value, np.ndarray | np.generic):
+        if ending == "npy" and hasattr(value, "__array__"):  # also a tensor
             file = io.BytesIO()
             np.save(file, np.asarray(value), allow_pickle=False)
             return file.getvalue()

@@ -27,7 +27,7 @@ _THREADS = 16
 
 
 def partial_name(name: str) -> str:
-    """Return what a file is called, beside the place it will have, while it is written: hidden, so taken for no data."""
+    """Return what a file is called beside its place while it is written: hidden, so that it is taken for no data."""
     folder, slash, base = name.rpartition("/")
     return f"{folder}{slash}.{base}{_PARTIAL}"
 
