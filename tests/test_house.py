@@ -67,6 +67,7 @@ PUBLIC = [
     "open_reader",
     "order_hash",
     "rng",
+    "write_shards",
 ]
 
 

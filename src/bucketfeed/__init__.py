@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bucketfeed.data.random import rng as rng
     from bucketfeed.data.stats import Stats as Stats
     from bucketfeed.data.stream import StreamDataset as StreamDataset
+    from bucketfeed.data.writing import write_shards as write_shards
     from bucketfeed.formats import decoders as decoders
     from bucketfeed.formats.delimited import Csv as Csv
     from bucketfeed.formats.delimited import Tsv as Tsv
@@ -86,6 +87,7 @@ _HOME = {
     "open_reader": "store.readers",
     "order_hash": "data.dataset",
     "rng": "data.random",
+    "write_shards": "data.writing",
 }
 
 __all__ = [*_HOME, "__version__"]

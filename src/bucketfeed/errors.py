@@ -45,3 +45,7 @@ class CacheError(BucketfeedError, OSError):
 
 class ResumeError(BucketfeedError, ValueError):
     """A saved state that belongs to another data set, order or version."""
+
+
+class WriteError(BucketfeedError, OSError):
+    """A write that failed after all retries; names url, step and last cause. What was not finished is not visible."""

@@ -25,6 +25,7 @@ from bucketfeed.data.skip import TOLD, Failure, Skips
 from bucketfeed.data.stats import Stats
 from bucketfeed.data.temporary import temporary_folder
 from bucketfeed.errors import BucketfeedError, CacheError, ConfigError, DecodeError, FormatError
+from bucketfeed.formats.beside import with_index
 from bucketfeed.formats.decoded import DecodedReader
 from bucketfeed.formats.detect import detect
 from bucketfeed.formats.format import Format, Ints
@@ -313,6 +314,8 @@ def open_dataset(
         decodes = index.decodes
     else:
         manifest = Manifest.from_url(os.fspath(url), storage_options=storage_options, folder=folder, progress=progress)
+        if format in ("auto", "tar"):
+            manifest = with_index(manifest, inner, folder, None if index is None else Path(index))
         known = format_of(detect(manifest) if format == "auto" else format)
         decodes = known.decodes(manifest)
     if decodes:  # what is decoded is kept in any case

@@ -74,3 +74,8 @@ def _kind(key: str) -> str:
         if lower.endswith(suffixes):
             return kind
     return "sidecar" if posixpath.splitext(lower)[1] in _SIDECARS else "other"
+
+
+def is_sidecar(key: str) -> bool:
+    """Return whether an object of this name lies beside shards and is none itself."""
+    return _kind(key) == "sidecar"

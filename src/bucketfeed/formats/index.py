@@ -364,6 +364,11 @@ def _fingerprint(manifest: Manifest, format: Format) -> str:
     return _named(manifest.fingerprint, format)
 
 
+def version_of(manifest: Manifest, format: str | Format) -> str:
+    """Return the name that the index of `manifest` has in a folder of indexes."""
+    return _version(manifest, format_of(format))
+
+
 def _version(manifest: Manifest, format: Format) -> str:
     """Return the name of the bytes that were indexed: a file written anew has another one, be it of the same size."""
     return _named(manifest.version, format)

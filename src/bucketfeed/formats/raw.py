@@ -28,5 +28,11 @@ def sample(buffer: Buffer, key: str) -> dict[str, Any]:
 
     The last dot splits, since a bucket's objects are named freely; an object without an extension has field `bin`.
     """
+    stem, field = names(key)
+    return {"__key__": stem, field: bytes(buffer)}
+
+
+def names(key: str) -> tuple[str, str]:
+    """Return the sample's key and the field's name of the object at `key`."""
     stem, extension = os.path.splitext(key)
-    return {"__key__": stem, extension[1:].lower() or "bin": bytes(buffer)}
+    return stem, extension[1:].lower() or "bin"

@@ -14,6 +14,7 @@ from bucketfeed.errors import (
     NotFoundError,
     ObjectChangedError,
     ReadError,
+    WriteError,
 )
 from bucketfeed.store.ranges import Range
 
@@ -157,6 +158,23 @@ def our_error(error: BaseException, what: str, *, etag: str | None = None, tries
             )
     times = f" after {tries} tries" if tries > 1 else ""
     return ReadError(f"reading {what} failed{times}: {said}; check the network, endpoint_url and the store's state")
+
+
+def write_error(error: BaseException, what: str, *, etag: str | None = None, tries: int = 1) -> BucketfeedError:
+    """Return our error for a failure in `what`, a step such as "completing s3://..."; `etag` says nothing here."""
+    said = said_by(error)
+    kept = "then do the same again: what was finished is kept"
+    match fault_of(error):
+        case Fault.MISSING:
+            return NotFoundError(f"{what} failed, its place is not there ({said}); make the bucket, or name another")
+        case Fault.REFUSED:
+            return AccessError(f"{what} is not allowed: {said}; let this account write there, or name another place")
+        case Fault.UNTRUSTED:
+            return our_error(error, what)
+    times = f" after {tries} tries" if tries > 1 else ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WriteError(f"{what} failed: {said}; make room, {kept}")
+    return WriteError(f"{what} failed{times}: {said}; see to the network or the store's state, {kept}")
 
 
 def changed_error(url: str, wanted: str | None, found: str | None) -> ObjectChangedError:

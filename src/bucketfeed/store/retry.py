@@ -39,10 +39,12 @@ class Retry:
         *,
         etag: str | None = None,
         renew: Callable[[], None] | None = None,
+        told: Callable[..., BucketfeedError] = our_error,
     ) -> T:
         """Return what `request` returns, tried again while its failures are of the passing kind.
 
-        A refusal is tried once more after `renew`, which reads the credentials anew. Raises our error for `what`.
+        A refusal is tried once more after `renew`, which reads the credentials anew. Raises our error for `what`, as
+        `told` words it.
         """
         began = time.monotonic()
         tries = 0
@@ -62,7 +64,7 @@ class Retry:
                 wait = random.uniform(0, min(self.longest_seconds, self.first_seconds * 2 ** (tries - 1)))
                 late = time.monotonic() - began + wait > self.total_seconds
                 if fault is not Fault.PASSING or tries >= self.max_tries or late:
-                    raise our_error(e, what, etag=etag, tries=tries) from e
+                    raise told(e, what, etag=etag, tries=tries) from e
                 if tries == 3:
                     _log.warning("%s: failed %d times, trying on: %s", what, tries, said_by(e))
                 counter.add(retries=1)
