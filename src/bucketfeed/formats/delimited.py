@@ -225,8 +225,7 @@ def _outside(
     opening = quotes[inside::2]
     previous = np.where(opening > 0, data[np.maximum(opening - 1, 0)], before)
     starts = (previous == delimiter) | (previous == _NEWLINE) | (opening == skip) & (at == 0)
-    # A quote doubled inside of quotes closes and opens them again by parity.
-    starts |= (previous == _QUOTE) & (np.isin(opening, quotes[1 - inside :: 2] + 1) | (opening == 0))
+    starts |= previous == _QUOTE  # one doubled inside of quotes closes and opens them again by parity
     if starts.all():
         counts = np.searchsorted(quotes, newlines) + inside
         is_open = (len(quotes) + inside) % 2
