@@ -287,7 +287,9 @@ def open_dataset(
             without a cache and forgets the index with the process.
         storage_options: as fsspec spells them for the URL's file system (key, secret, token, anon, profile,
             endpoint_url, requester_pays, ...); without them the environment, profile or instance role is used.
-        index: an `Index`, or the path where to keep the index instead of the cache folder.
+        index: an `Index`, which is taken as it is, and nothing is listed; or the path or URL where to keep the index.
+            What is there is used where it fits the objects listed; else only shards that differ are indexed, and it is
+            replaced.
         progress: show bars where listing or indexing takes longer than a second.
         on_error: what becomes of samples that can't be parsed or decoded: "raise", or "skip", which leaves them out
             of their batch, logs the first few and counts them in `stats().skipped`; `ds[i]` raises in any case.
@@ -322,9 +324,10 @@ def open_dataset(
             inner,
             cache=kept,
             folder=folder,
-            path=None if index is None else Path(index),
+            path=index,
             chunk_bytes=CHUNK_BYTES,
             progress=progress,
+            storage_options=storage_options,
         )
         if kept is not None:
             kept.indexed()

@@ -70,6 +70,11 @@ class Csv(Lines):
         """The options that decide where rows end."""
         return f" {self.delimiter} {self.header}"
 
+    @property
+    def agreed(self) -> str:
+        """The names in the header."""
+        return repr(self.names) if self.header else ""
+
     def opened(self, manifest: Manifest, reader: RangeReader) -> Self:
         """Return this format with the names of all columns, read from the first object that has any."""
         names = self.columns if not self.header else self._first_header(manifest, reader)

@@ -42,6 +42,11 @@ class Format:
         """The options on which it depends which samples there are; they name the index."""
         return ""
 
+    @property
+    def agreed(self) -> str:
+        """What `opened` found to hold for all shards, and a scan checks: where it changes, all are scanned again."""
+        return ""
+
     def opened(self, manifest: Manifest, reader: RangeReader) -> Self:
         """Return this format for the objects at hand, with what must be known of all of them to read one."""
         return self
