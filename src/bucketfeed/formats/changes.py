@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from bucketfeed.formats.format import Format
 from bucketfeed.formats.index_files import IndexFile
 from bucketfeed.formats.journal import Journal
 from bucketfeed.store.manifest import Manifest
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,14 +49,20 @@ class Changes:
                 changed.append(key)
         return cls(same, tuple(changed), tuple(added), tuple(numbers))
 
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.added or self.removed)
+
     def __str__(self) -> str:
         kinds = (("changed", self.changed), ("added", self.added), ("removed", self.removed))
         told = [f"{len(keys):,} {kind} (first {keys[0]!r})" for kind, keys in kinds if keys]
         return f"{len(self.same):,} objects unchanged, {', '.join(told) or 'none changed'}"
 
 
-def take_unchanged(journal: Journal, manifest: Manifest, format: Format, earlier: Iterable[Path]) -> None:
-    """Put into the journal what the first index of `earlier` that fits has of the shards that have not changed."""
+def take_unchanged(journal: Journal, manifest: Manifest, format: Format, earlier: Iterable[Path]) -> Changes | None:
+    """Put into the journal what the first index of `earlier` that fits has of the shards that have not changed.
+
+    Returns what has changed since that one; None where none fits.
+    """
     for path in earlier:
         try:
             file = IndexFile.open(path)
@@ -76,5 +79,5 @@ def take_unchanged(journal: Journal, manifest: Manifest, format: Format, earlier
         for shard, before in changes.same.items():
             if before in indexed and shard not in journal:
                 journal.take(shard, *file.samples_of(before))
-        _log.info("%s since it was indexed at %s: %s", manifest.url, path, changes)
-        return
+        return changes
+    return None

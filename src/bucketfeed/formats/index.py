@@ -19,7 +19,7 @@ from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
 from bucketfeed.errors import AccessError, CacheError, ConfigError
 from bucketfeed.formats.build import find_samples
-from bucketfeed.formats.changes import take_unchanged
+from bucketfeed.formats.changes import Changes, take_unchanged
 from bucketfeed.formats.chunks import Chunks as Chunks
 from bucketfeed.formats.detect import detect
 from bucketfeed.formats.format import Format
@@ -130,6 +130,12 @@ class Index:
         if folder is None:
             weakref.finalize(index, clean_up, str(where), os.getpid())
         return index
+
+    def changes(self, *, storage_options: Mapping[str, Any] | None = None) -> Changes:
+        """List the objects again and return how they differ from those that were indexed; falsy where none does."""
+        with tempfile.TemporaryDirectory(prefix="bucketfeed-") as folder:
+            now = Manifest.from_url(self.manifest.url, storage_options=storage_options, folder=folder)
+        return Changes.between(self.manifest, now)
 
     def __len__(self) -> int:
         return self._length
@@ -272,12 +278,10 @@ def build_index(
             place.fetch(kept)
             found = _existing(kept, manifest, known)
         if found is None:
-            take_unchanged(
-                journal,
-                manifest,
-                known,
-                _earlier(kept, place if stored else None, alone=place is None and path is not None),
-            )
+            earlier = _earlier(kept, place if stored else None, alone=place is None and path is not None)
+            level = logging.INFO if path is None else logging.WARNING
+            if (changes := take_unchanged(journal, manifest, known, earlier)) is not None:
+                _log.log(level, "since %s was indexed: %s", manifest.url, changes)
             samples = find_samples(
                 manifest,
                 known,
