@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -296,7 +297,8 @@ class StreamDataset(IterableDataset[Any]):
 @functools.cache
 def _watch_owner(worker: int) -> None:
     """End this worker with the process that started it: in a source that blocks nothing else would tell it."""
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    if (owner := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=end_with, args=(owner.pid,), daemon=True).start()
 
 
 def size_of(sample: Any) -> int:
