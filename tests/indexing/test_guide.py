@@ -10,7 +10,7 @@ import pytest
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 
 
-@pytest.mark.parametrize("name", ["index"])
+@pytest.mark.parametrize("name", ["index", "errors"])
 def test_the_guides_code_prints_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

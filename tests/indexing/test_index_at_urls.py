@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,22 @@ def test_arrays_have_no_index_to_save(tmp_path: Path) -> None:
     np.save(tmp_path / "d" / "x.npy", np.zeros((3, 2)))
     with pytest.raises(ConfigError, match="reads headers only"):
         bf.build_index(tmp_path / "d").save(tmp_path / "x.index")
+
+
+def test_an_executor_gets_the_changed_shards_only_and_a_url_is_enough(tmp_path: Path) -> None:
+    folder, url = fill(tmp_path / "d", 5), f"memory://{tmp_path.name}/by-threads.index"
+    submitted: list[str] = []
+
+    class Noting(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **more: Any) -> Any:
+            submitted.append(args[1].url.rsplit("/", 1)[1])
+            return super().submit(fn, *args, **more)
+
+    with Noting(2) as executor:
+        bf.build_index(folder, path=url, executor=executor, progress=False)
+        assert sorted(submitted) == [f"{n}.jsonl" for n in range(5)]
+        submitted.clear()
+        (folder / "3.jsonl").write_bytes(lines(2))
+        index = bf.build_index(folder, path=url, executor=executor, progress=False)
+    assert submitted == ["3.jsonl"]
+    assert len(index) == len(bf.Index.load(url)) == 42
