@@ -292,7 +292,9 @@ def open_dataset(
             without a cache and forgets the index with the process.
         storage_options: as fsspec spells them for the URL's file system (key, secret, token, anon, profile,
             endpoint_url, requester_pays, ...); without them the environment, profile or instance role is used.
-        index: an `Index`, or the path where to keep the index instead of the cache folder.
+        index: an `Index`, which is taken as it is, and nothing is listed; or the path or URL where to keep the index.
+            What is there is used where it fits the objects listed; else only shards that differ are indexed, and it is
+            replaced.
         progress: show bars where listing or indexing takes longer than a second.
         on_error: what becomes of samples that can't be parsed or decoded: "raise", or "skip", which leaves them out
             of their batch, logs the first few and counts them in `stats().skipped`; `ds[i]` raises in any case.
@@ -315,7 +317,7 @@ def open_dataset(
     else:
         manifest = Manifest.from_url(os.fspath(url), storage_options=storage_options, folder=folder, progress=progress)
         if format in ("auto", "tar"):
-            manifest = with_index(manifest, inner, folder, None if index is None else Path(index))
+            manifest = with_index(manifest, inner, folder, index)
         known = format_of(detect(manifest) if format == "auto" else format)
         decodes = known.decodes(manifest)
     if decodes:  # what is decoded is kept in any case
@@ -329,9 +331,10 @@ def open_dataset(
             inner,
             cache=kept,
             folder=folder,
-            path=None if index is None else Path(index),
+            path=index,
             chunk_bytes=CHUNK_BYTES,
             progress=progress,
+            storage_options=storage_options,
         )
         give_freed_memory_back()
         if kept is not None:

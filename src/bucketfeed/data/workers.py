@@ -147,7 +147,7 @@ class _WorkerStream(IterableDataset[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         if self._task is None:
-            threading.Thread(target=_end_with, args=(self._owner,), daemon=True).start()
+            threading.Thread(target=end_with, args=(self._owner,), daemon=True).start()
             self._task = cloudpickle.loads(self._payload)
             self._payload = b""
         task = self._task
@@ -175,7 +175,7 @@ class _WorkerStream(IterableDataset[bytes]):
             pipeline.close()
 
 
-def _end_with(owner: int) -> None:
+def end_with(owner: int) -> None:
     """End this process when its loader's process ends in any way: torch watches the forkserver, which stays."""
     try:
         select.select([os.pidfd_open(owner)], [], [])

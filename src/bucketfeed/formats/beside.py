@@ -14,13 +14,14 @@ from bucketfeed.errors import BucketfeedError, WriteError
 from bucketfeed.formats.build import find_samples
 from bucketfeed.formats.detect import is_sidecar
 from bucketfeed.formats.format import Ints
-from bucketfeed.formats.index import Index, version_of
+from bucketfeed.formats.index_files import HEAD_BYTES, version_in, version_of, write_index
 from bucketfeed.formats.journal import Journal
 from bucketfeed.formats.tar import Tar
 from bucketfeed.store.ahead import read_through
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Range, RangeReader
 from bucketfeed.store.readers import open_reader
+from bucketfeed.store.urls import parse_url
 from bucketfeed.store.writing import Writer
 
 Placed: TypeAlias = "tuple[str, int, Ints | None, Ints | None]"  # a shard's name, size, starts and lengths
@@ -31,7 +32,6 @@ INDEX = "_bucketfeed.idx"
 JOURNAL = "_bucketfeed.json"
 _SHARD = re.compile(r"shard-\d{6,}(_\d{3,})?\.tar")
 _STEP_BYTES = 4 << 20
-_HEAD_BYTES = 64
 
 
 def is_shard(name: str) -> bool:
@@ -44,10 +44,10 @@ def is_ours(name: str) -> bool:
     return name in (INDEX, JOURNAL) or is_shard(name)
 
 
-def with_index(manifest: Manifest, reader: RangeReader, folder: Path, path: Path | None) -> Manifest:
+def with_index(manifest: Manifest, reader: RangeReader, folder: Path, path: str | os.PathLike[str] | None) -> Manifest:
     """Return the manifest of the shards alone, with their index put where `build_index` looks for it.
 
-    That is `path`, or under its version in `folder`. Where there is no index beside the shards, or other data too, the
+    That is `path`, where that is a file here, or under its version in `folder`. Where there is no index beside the shards, or other data too, the
     manifest is returned as it is. An index of other versions of the shards is found out by its name there.
     """
     at = _found(manifest, INDEX)
@@ -64,7 +64,8 @@ def with_index(manifest: Manifest, reader: RangeReader, folder: Path, path: Path
         return manifest
     objects = ((manifest.object_url(i), manifest.size(i), manifest.etag(i)) for i in shards)
     alone = Manifest.from_objects(manifest.url, objects, folder=folder)
-    kept = path or folder / f"{version_of(alone, 'tar')}.idx"
+    here = None if path is None else parse_url(path)
+    kept = Path(here.key) if here and here.scheme == "file" else folder / f"{version_of(alone, Tar())}.idx"
     if not kept.exists():
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -101,8 +102,8 @@ def publish_index(writer: Writer, shards: Sequence[Placed], options: Mapping[str
         objects = [(writer.url + name, size, listed[name].etag) for name, size, *_ in shards]
         manifest = Manifest.from_objects(writer.url, objects, folder=folder)
         if INDEX in listed:
-            head = bytes(reader.read([Range(writer.url + INDEX, 0, min(_HEAD_BYTES, listed[INDEX].size))])[0])
-            if version_of(manifest, "tar").encode() in head:
+            head = bytes(reader.read([Range(writer.url + INDEX, 0, min(HEAD_BYTES, listed[INDEX].size))])[0])
+            if version_in(head) == version_of(manifest, Tar()):
                 return
         with Journal(Path(folder) / "parts", "written") as journal:
             for number, (_, _, starts, lengths) in enumerate(shards):
@@ -112,7 +113,7 @@ def publish_index(writer: Writer, shards: Sequence[Placed], options: Mapping[str
                 manifest, Tar(), reader, journal, cache=None, chunk_bytes=_STEP_BYTES, progress=False
             )
         path = Path(folder) / INDEX
-        Index.write(path, manifest, "tar", *samples)
+        write_index(path, manifest, Tar(), samples, sum(len(starts) for _, starts, _ in samples))
         with writer.open(INDEX) as upload, path.open("rb") as file:
             while data := file.read(_STEP_BYTES):
                 upload.write(data)

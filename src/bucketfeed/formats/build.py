@@ -43,8 +43,8 @@ def find_samples(
     chunk_bytes: int,
     progress: bool,
     executor: Executor | None = None,
-) -> tuple[Ints, Ints, Ints]:
-    """Return shard, start and length of every sample, in the order of shards and bytes.
+) -> list[tuple[int, Ints, Ints]]:
+    """Return each shard with starts and lengths of its samples, in order.
 
     Each shard goes into the journal as it is done, so that an interrupted run goes on where it was. Objects are read
     once, in steps of `chunk_bytes`; larger members are hopped over. Whole chunks go into `cache` as they come by,
@@ -81,13 +81,7 @@ def find_samples(
                 if future.done() and not future.cancelled() and future.exception() is None:
                     keep(future.result())
             raise
-    found = [journal[shard] for shard in shards]
-    counts = [len(starts) for starts, _ in found]
-    return (
-        np.repeat(np.array(shards, np.int64), counts),
-        np.concatenate([starts for starts, _ in found]),
-        np.concatenate([lengths for _, lengths in found]),
-    )
+    return [(shard, *journal[shard]) for shard in shards]
 
 
 def _bar(manifest: Manifest, shards: list[int], journal: Journal, progress: bool) -> tqdm[None]:

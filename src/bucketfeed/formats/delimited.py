@@ -70,6 +70,11 @@ class Csv(Lines):
         """The options that decide where rows end."""
         return f" {self.delimiter} {self.header}"
 
+    @property
+    def agreed(self) -> str:
+        """The names in the header."""
+        return repr(self.names) if self.header else ""
+
     def opened(self, manifest: Manifest, reader: RangeReader) -> Self:
         """Return this format with the names of all columns, read from the first object that has any."""
         names = self.columns if not self.header else self._first_header(manifest, reader)
@@ -225,8 +230,7 @@ def _outside(
     opening = quotes[inside::2]
     previous = np.where(opening > 0, data[np.maximum(opening - 1, 0)], before)
     starts = (previous == delimiter) | (previous == _NEWLINE) | (opening == skip) & (at == 0)
-    # A quote doubled inside of quotes closes and opens them again by parity.
-    starts |= (previous == _QUOTE) & (np.isin(opening, quotes[1 - inside :: 2] + 1) | (opening == 0))
+    starts |= previous == _QUOTE  # one doubled inside of quotes closes and opens them again by parity
     if starts.all():
         counts = np.searchsorted(quotes, newlines) + inside
         is_open = (len(quotes) + inside) % 2

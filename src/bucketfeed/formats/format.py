@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bucketfeed.formats.window import Source
+from bucketfeed.formats.window import Source, StreamWindow
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
@@ -42,6 +42,11 @@ class Format:
         """The options on which it depends which samples there are; they name the index."""
         return ""
 
+    @property
+    def agreed(self) -> str:
+        """What `opened` found to hold for all shards, and a scan checks: where it changes, all are scanned again."""
+        return ""
+
     def opened(self, manifest: Manifest, reader: RangeReader) -> Self:
         """Return this format for the objects at hand, with what must be known of all of them to read one."""
         return self
@@ -69,6 +74,15 @@ class Format:
     def sample(self, buffer: Buffer, manifest: Manifest, shard: int, start: int) -> dict[str, Any]:
         """Return a sample made from its bytes, given the shard's number and the sample's start in it."""
         raise NotImplementedError
+
+    def stream(self, buffers: Iterable[Buffer], manifest: Manifest, shard: int) -> Iterator[dict[str, Any]]:
+        """Yield the samples of one shard whose bytes, front to back, are `buffers`; little more than one is held."""
+        url = manifest.object_url(shard)
+        window = StreamWindow(self.contents(buffers, url) or buffers)
+        for starts, stops in self.scan(window, url):
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+                yield self.sample(window.view(start, stop), manifest, shard, start)
+            window.release(int(stops[-1]))
 
     def line(self, manifest: Manifest, shard: int, start: int, reader: RangeReader) -> int | None:
         """Return the line, from 1 on, that `start` of a shard lies in; None where a shard has no lines."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import bisect
 import functools
-import hashlib
 import logging
-import mmap
 import os
-import struct
 import tempfile
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,35 @@ from numpy.typing import NDArray
 
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.reader import CachedReader
-from bucketfeed.errors import CacheError, ConfigError
+from bucketfeed.errors import AccessError, CacheError, ConfigError
 from bucketfeed.formats.build import find_samples
+from bucketfeed.formats.changes import Changes, take_unchanged
+from bucketfeed.formats.chunks import Chunks as Chunks
+from bucketfeed.formats.detect import detect
 from bucketfeed.formats.format import Format
+from bucketfeed.formats.index_files import (
+    HEAD_BYTES,
+    LOW,
+    OFFSET_BITS,
+    IndexFile,
+    Rows,
+    check_replaceable,
+    fingerprint_of,
+    unpacked,
+    version_of,
+    write_index,
+)
+from bucketfeed.formats.index_urls import Place
 from bucketfeed.formats.journal import Journal
 from bucketfeed.formats.registry import format_of
-from bucketfeed.store.manifest import Manifest
+from bucketfeed.store.manifest import Manifest, clean_up
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
+from bucketfeed.store.readers import open_reader
+from bucketfeed.store.urls import parse_url
 
 _log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
-
-# A sample is two words of 64 bits: start and length in the low 48, the shard's number in the two high 16.
-_OFFSET_BITS = 48
-_LOW = (1 << _OFFSET_BITS) - 1
-_HEAD = struct.Struct("<16s32sQ8x")  # magic, fingerprint, samples
-_MAGIC = b"bucketfeed idx 1"
-_BLOCK_ROWS = 1 << 16  # rows worked on at a time: malloc keeps the memory of larger temporaries
 
 # A range made of its parts, several times quicker than by its own constructor: there is one a sample.
 _new_range: Callable[[Any], Range] = functools.partial(tuple.__new__, Range)
@@ -61,8 +70,8 @@ class Index:
         self._format = format_of(format)
         self.format = self._format.name
         self.path = path
-        self.fingerprint = _fingerprint(manifest, self._format)
-        self._rows = None if path is None else _mapped(path, _version(manifest, self._format))
+        self.fingerprint = fingerprint_of(manifest, self._format)
+        self._rows = None if path is None else _rows(path, manifest, self._format)
         self._length = len(manifest) if self._rows is None else len(self._rows)
 
     @classmethod
@@ -81,20 +90,56 @@ class Index:
         lengths: Ints,
     ) -> Index:
         """Publish the index of samples given by shard, start and length (bytes) at `path`, and return it."""
-        path = Path(path)
-        rows = np.empty((len(shards), 2), "<u8")
-        for column, offsets, part in ((0, starts, shards & 0xFFFF), (1, lengths, shards >> 16)):
-            rows[:, column] = offsets.astype(np.uint64) | part.astype(np.uint64) << np.uint64(_OFFSET_BITS)
-        head = _HEAD.pack(_MAGIC, _version(manifest, format_of(format)).encode(), len(rows))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-                file.write(head)
-                file.write(rows.data)
-            os.replace(file.name, path)
-        except OSError as e:
-            raise CacheError(f"the index {path} can't be written: {e}; make room or choose another place") from e
-        return cls(manifest, format, path)
+        write_index(Path(path), manifest, format_of(format), [(shards, starts, lengths)], len(starts))
+        return cls(manifest, format, Path(path))
+
+    def save(self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Put this index, with its manifest, at any URL, whole or not at all; `load` brings it back anywhere.
+
+        Raises `ConfigError` for one that headers alone tell (arrays), `AccessError`, and `WriteError` where it fails.
+        """
+        if self.path is not None:
+            Place(os.fspath(url), storage_options).put(self.path)
+            return
+        if type(self) is not Index:
+            raise ConfigError(f"the index of {self.manifest.url} lies in no file: opening it reads headers only")
+        with tempfile.TemporaryDirectory(prefix="bucketfeed-") as folder:
+            write_index(path := Path(folder) / "index", self.manifest, self._format, [], 0)
+            Place(os.fspath(url), storage_options).put(path)
+
+    @classmethod
+    def load(
+        cls,
+        url: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        format: Format | None = None,
+    ) -> Index:
+        """Return the index at `url`, of the objects as they were then: a read of one that has changed since is refused.
+
+        `folder` is where its files are kept; a temporary one, removed with this process, where None. `format` is needed
+        where it was indexed by a format of your own. Raises `CacheError`, `ConfigError`, and what reading raises.
+        """
+        place = Place(os.fspath(url), storage_options)
+        version = place.version()
+        where = Path(folder or tempfile.mkdtemp(prefix="bucketfeed-"))
+        path = where / f"{version}.idx"
+        if version is None or not path.exists():
+            place.fetch(path)
+        file = IndexFile.open(path)
+        manifest = Manifest.from_data(file.manifest_data, where)
+        known = format or file.format(format_of)
+        index = cls(manifest, known, path if known.indexed else None)
+        if folder is None:
+            weakref.finalize(index, clean_up, str(where), os.getpid())
+        return index
+
+    def changes(self, *, storage_options: Mapping[str, Any] | None = None) -> Changes:
+        """List the objects again and return how they differ from those that were indexed; falsy where none does."""
+        with tempfile.TemporaryDirectory(prefix="bucketfeed-") as folder:
+            now = Manifest.from_url(self.manifest.url, storage_options=storage_options, folder=folder)
+        return Changes.between(self.manifest, now)
 
     def __len__(self) -> int:
         return self._length
@@ -104,7 +149,7 @@ class Index:
         if self._rows is None:
             shards = np.asarray(samples, np.int64)
             return shards, np.zeros_like(shards), self.manifest.sizes[shards].astype(np.int64)
-        return _unpacked(self._rows[samples])
+        return unpacked(self._rows[samples])
 
     def range(self, i: int) -> Range:
         """Return the range of sample `i`, of the version that was indexed."""
@@ -173,7 +218,7 @@ class Index:
         if self._rows is None:
             return i, 0, self.manifest.size(i)
         first, second = self._rows[i].tolist()
-        return first >> _OFFSET_BITS | second >> _OFFSET_BITS << 16, first & _LOW, second & _LOW
+        return first >> OFFSET_BITS | second >> OFFSET_BITS << 16, first & LOW, second & LOW
 
     def __reduce__(self) -> tuple[Callable[..., Index], tuple[Manifest, Format, Path | None]]:
         return type(self), (self.manifest, self._format, self.path)
@@ -182,128 +227,76 @@ class Index:
         return f"Index({self.manifest.url!r}, format={self.format!r}, samples={len(self):,})"
 
 
-class Chunks:
-    """Consecutive samples of one shard that are read together: those that start in the same cell of `chunk_bytes`.
-
-    A raw object is a chunk of its own. Pickles as its index and size.
-
-    Attributes:
-        counts: samples in each chunk; or, as one int, how many chunks there are where each holds one sample.
-        first: number of each chunk's first sample, and the number of samples at the end; None with an int.
-    """
-
-    def __init__(self, index: Index, chunk_bytes: int) -> None:
-        if chunk_bytes < 1:
-            raise ConfigError(f"chunk_bytes must be at least 1, not {chunk_bytes}")
-        self.index = index
-        self.chunk_bytes = chunk_bytes
-        self.first: Ints | None = None
-        self.counts: Ints | int = len(index)
-        if index._rows is not None:
-            self.first = _first_of_chunks(index._rows, chunk_bytes)
-            self.counts = np.diff(self.first)
-
-    def __len__(self) -> int:
-        return len(self.index) if self.first is None else len(self.first) - 1
-
-    def of(self, samples: Ints) -> Ints:
-        """Return the chunk that each of `samples` lies in."""
-        if self.first is None:
-            return np.asarray(samples, np.int64)
-        return np.searchsorted(self.first, samples, side="right") - 1
-
-    def of_shard(self, shard: int) -> Iterable[int]:
-        """Return the chunks of `shard`."""
-        first, end = (self.index.find(which, 0) for which in (shard, shard + 1))
-        if first == end:
-            return ()
-        chunks = self.of(np.array([first, end - 1])).tolist()
-        return range(chunks[0], chunks[1] + 1)
-
-    def range(self, c: int) -> Range:
-        """Return the range of chunk `c`: from its first sample's start to its last sample's end."""
-        shard, start, stop = self._span(c)
-        return self.index._format.range(self.index.manifest, shard, start, stop)
-
-    def size(self, c: int) -> int:
-        """Return the bytes of chunk `c`."""
-        _, start, stop = self._span(c)
-        return stop - start
-
-    @property
-    def total_bytes(self) -> int:
-        """The bytes of all chunks."""
-        if self.first is None:
-            return self.index.manifest.total_bytes
-        starts, (_, last, lengths) = self.index.locate(self.first[:-1])[1], self.index.locate(self.first[1:] - 1)
-        return int((last + lengths - starts).sum())
-
-    def _span(self, c: int) -> tuple[int, int, int]:
-        if not 0 <= c < len(self):
-            raise IndexError(f"chunk {c} of {len(self)}")
-        if self.first is None:
-            return self.index._one(c)
-        shard, start, _ = self.index._one(int(self.first[c]))
-        _, last, length = self.index._one(int(self.first[c + 1]) - 1)
-        return shard, start, last + length
-
-    def __reduce__(self) -> tuple[type[Chunks], tuple[Index, int]]:
-        return Chunks, (self.index, self.chunk_bytes)
-
-    def __repr__(self) -> str:
-        return f"Chunks({self.index!r}, chunk_bytes={self.chunk_bytes}, chunks={len(self):,})"
-
-
 def sample_from(index: Index, i: int, buffer: Buffer) -> dict[str, Any]:
     """Return sample `i` of `index`, made from its bytes: `"__key__"`, and bytes by field. Raises `FormatError`."""
     return index.sample(i, buffer)
 
 
 def build_index(
-    manifest: Manifest,
-    format: str | Format,
-    reader: RangeReader,
+    manifest: Manifest | str | os.PathLike[str],
+    format: str | Format = "auto",
+    reader: RangeReader | None = None,
     *,
     cache: DiskCache | None = None,
     folder: Path | None = None,
-    path: Path | None = None,
+    path: str | os.PathLike[str] | None = None,
     chunk_bytes: int = 4 << 20,
     progress: bool = True,
     executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Index:
     """Return the index of `manifest`, from the file of an earlier run where there is one.
 
     Processes that ask for the same index at the same time build it once. An interrupted build goes on where it was.
+    Shards that are the same in an earlier index, at `path` or in `folder`, are not scanned again.
 
     Args:
-        manifest: the objects.
-        format: "raw", "tar", ..., or a `Format`.
+        manifest: the objects, or the URL they are under.
+        format: "raw", "tar", ..., or a `Format`; "auto" tells it by the names of the objects.
         reader: reads the objects; its cache, if it has one, is left out, since chunks are cached whole.
         cache: takes the chunks that come by, so that the first epoch need not fetch them again.
         folder: where the index is kept under the version of the objects; beside the manifest's file where None.
-        path: keeps the index in exactly this file instead; an index of other data there is replaced.
+        path: keeps the index in exactly this file instead, or at this URL of any store as well; an index of other data
+            there is replaced.
         chunk_bytes: how the data set will be cut into chunks.
         progress: shows a bar on stderr when it takes longer than a second.
         executor: scans the shards, one a task, instead of threads of this process: a `ProcessPoolExecutor`,
             `dask.distributed.Client.get_executor()`, `bucketfeed.platforms.ray.RayExecutor`, or any other whose workers
             reach the objects. Chunks read there do not go into `cache`. It is left running.
+        storage_options: of the objects, where they are given by URL, and of `path` in a store of the same kind.
 
     Raises `ConfigError` for an unknown format or a `path` that holds something else, `FormatError` for a shard that is
-    not what it should be, `CacheError` where the index can't be written, and what the reader raises.
+    not what it should be, `CacheError` where the index can't be written, and what the reader raises. Where it may not
+    be put at a URL, a warning says so.
     """
+    if not isinstance(manifest, Manifest):
+        manifest = Manifest.from_url(manifest, storage_options=storage_options, folder=folder, progress=progress)
+    reader = reader or open_reader(manifest.url, storage_options)
     uncached = reader.inner if isinstance(reader, CachedReader) else reader
-    known = format_of(format).opened(manifest, uncached)
+    known = format_of(detect(manifest) if format == "auto" else format).opened(manifest, uncached)
     if (closed := known.closed(manifest, uncached, cache)) is not None:
         return closed
     if not known.indexed:
         return Index(manifest, known)
-    kept = path or (folder or manifest.path.parent) / f"{_version(manifest, known)}.idx"
-    if path is not None:
-        _check_replaceable(path)
-    if (found := _existing(kept, manifest, known)) is not None:
+    version = version_of(manifest, known)
+    kept = (folder or manifest.path.parent) / f"{version}.idx"
+    place = _place(path, manifest, storage_options)
+    if path is not None and place is None:
+        kept = Path(parse_url(path).key)
+        check_replaceable(_start(kept), str(path))
+    stored = None if place is None else place.version()
+    if (place is None or stored == version) and (found := _existing(kept, manifest, known)) is not None:
         return found
-    with Journal(kept.with_name(kept.name + ".parts"), _version(manifest, known)) as journal:
-        if (found := _existing(kept, manifest, known)) is None:  # unless one that held the journal has made it
+    with Journal(kept.with_name(kept.name + ".parts"), version) as journal:
+        found = _existing(kept, manifest, known)  # where one that held the journal has made it
+        if found is None and place is not None and stored == version:
+            place.fetch(kept)
+            found = _existing(kept, manifest, known)
+        if found is None:
+            earlier = _earlier(kept, place if stored else None, alone=place is None and path is not None)
+            level = logging.INFO if path is None else logging.WARNING
+            if (changes := take_unchanged(journal, manifest, known, earlier)) is not None:
+                _log.log(level, "since %s was indexed: %s", manifest.url, changes)
             samples = find_samples(
                 manifest,
                 known,
@@ -314,9 +307,44 @@ def build_index(
                 progress=progress,
                 executor=executor,
             )
-            found = Index.write(kept, manifest, known, *samples)
+            write_index(kept, manifest, known, samples, sum(len(starts) for _, starts, _ in samples))
+            found = Index.open(kept, manifest, known)
+            stored = None
+        if place is not None and stored != version and place.version() != version:
+            _put(place, kept)
         journal.remove()
     return found
+
+
+def _place(
+    path: str | os.PathLike[str] | None, manifest: Manifest, storage_options: Mapping[str, Any] | None
+) -> Place | None:
+    """Return where an index is kept besides the file; None where no URL of another store is given."""
+    if path is None or (url := parse_url(path)).scheme == "file":
+        return None
+    return Place(str(url), storage_options if url.scheme == parse_url(manifest.url).scheme else None)
+
+
+def _put(place: Place, kept: Path) -> None:
+    try:
+        place.put(kept)
+    except AccessError as e:
+        _log.warning("the index is not kept at its URL, only in %s: %s", kept, e)
+
+
+def _earlier(kept: Path, place: Place | None, *, alone: bool) -> Iterator[Path]:
+    """Yield the files of earlier indexes, the likeliest first; those around `kept` unless it stands `alone`."""
+    if kept.exists():
+        yield kept
+    if place is not None:
+        fetched = kept.with_name(kept.name + ".earlier")
+        try:
+            place.fetch(fetched)
+            yield fetched
+        finally:
+            fetched.unlink(missing_ok=True)
+    if not alone:
+        yield from sorted(kept.parent.glob("*.idx"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _existing(path: Path, manifest: Manifest, format: Format) -> Index | None:
@@ -329,73 +357,21 @@ def _existing(path: Path, manifest: Manifest, format: Format) -> Index | None:
         return None
 
 
-def _check_replaceable(path: Path) -> None:
-    """Raise where `path` holds something that is no index."""
+def _start(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            start = file.read(len(_MAGIC))
+            return file.read(HEAD_BYTES)
     except FileNotFoundError:
-        return
+        return b""
     except OSError as e:
         raise ConfigError(f"index={str(path)!r} can't be read: {e}; give the path of a file") from e
-    if start and start != _MAGIC:
-        raise ConfigError(f"index={str(path)!r} is no index, it starts with {start!r}; give another path")
 
 
-def _mapped(path: Path, fingerprint: str) -> NDArray[np.uint64]:
-    again = "remove it and open the data set again"
-    try:
-        with open(path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    except (OSError, ValueError) as e:
-        raise CacheError(f"the index {path} can't be opened: {e}; open the data set again") from e
-    if len(mapped) < _HEAD.size or mapped[: len(_MAGIC)] != _MAGIC:
-        raise CacheError(f"{path} is no index of this version; {again}")
-    _, written, samples = _HEAD.unpack_from(mapped)
-    if written.decode(errors="replace") != fingerprint:
-        raise CacheError(f"the index {path} is of other data: {written!r} instead of {fingerprint!r}; {again}")
-    if len(mapped) != _HEAD.size + 16 * samples:
-        raise CacheError(f"the index {path} has {len(mapped)} bytes, not those of {samples} samples; {again}")
-    return np.frombuffer(mapped, "<u8", 2 * samples, _HEAD.size).reshape(-1, 2)
-
-
-def _fingerprint(manifest: Manifest, format: Format) -> str:
-    """Return the name of the samples: a copy of a folder has the same."""
-    return _named(manifest.fingerprint, format)
-
-
-def version_of(manifest: Manifest, format: str | Format) -> str:
-    """Return the name that the index of `manifest` has in a folder of indexes."""
-    return _version(manifest, format_of(format))
-
-
-def _version(manifest: Manifest, format: Format) -> str:
-    """Return the name of the bytes that were indexed: a file written anew has another one, be it of the same size."""
-    return _named(manifest.version, format)
-
-
-def _named(data: str, format: Format) -> str:
-    text = f"{data} {format.name} {format.version}{format.numbering}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _unpacked(rows: NDArray[np.uint64]) -> tuple[Ints, Ints, Ints]:
-    words = rows.view(np.int64)
-    high = words >> _OFFSET_BITS & 0xFFFF
-    low = words & _LOW
-    return high[:, 0] | high[:, 1] << 16, low[:, 0], low[:, 1]
-
-
-def _first_of_chunks(rows: NDArray[np.uint64], chunk_bytes: int) -> Ints:
-    """Return the first sample of each chunk, and the number of samples."""
-    firsts = []
-    before = (-1, -1)  # shard and cell of the sample before
-    for at in range(0, len(rows), _BLOCK_ROWS):
-        shards, starts, _ = _unpacked(rows[at : at + _BLOCK_ROWS])
-        cells = starts // chunk_bytes
-        new = np.empty(len(shards), bool)
-        new[0] = (shards[0], cells[0]) != before
-        new[1:] = (shards[1:] != shards[:-1]) | (cells[1:] != cells[:-1])
-        firsts.append(np.flatnonzero(new) + at)
-        before = (shards[-1], cells[-1])
-    return np.concatenate([*firsts, [len(rows)]]).astype(np.int64)
+def _rows(path: Path, manifest: Manifest, format: Format) -> Rows:
+    file, version = IndexFile.open(path), version_of(manifest, format)
+    if file.version != version:
+        raise CacheError(
+            f"the index {path} is of other data: {file.version!r} instead of {version!r}; remove it and open the data "
+            "set again"
+        )
+    return file.rows

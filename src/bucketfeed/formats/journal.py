@@ -76,6 +76,10 @@ class Journal:
         except OSError as e:
             raise CacheError(f"{self._path} can't be written: {e}; make room or choose another cache folder") from e
 
+    def take(self, shard: int, starts: Ints, lengths: Ints) -> None:
+        """Know what an earlier index has of `shard`; it is not written, since it can be taken from there again."""
+        self._found[shard] = starts, lengths
+
     def remove(self) -> None:
         """Remove the file: the index is complete."""
         self._path.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +22,10 @@ class Raw(Format):
     def sample(self, buffer: Buffer, manifest: Manifest, shard: int, start: int) -> dict[str, Any]:
         """Return the sample of a whole object; see the module's `sample`."""
         return sample(buffer, manifest.key(shard))
+
+    def stream(self, buffers: Iterable[Buffer], manifest: Manifest, shard: int) -> Iterator[dict[str, Any]]:
+        """Yield the object itself."""
+        yield sample(b"".join(buffers), manifest.key(shard))
 
 
 def sample(buffer: Buffer, key: str) -> dict[str, Any]:

@@ -44,6 +44,10 @@ class Tar(Format):
         """Return a sample; see the module's `sample`."""
         return sample(buffer, manifest.object_url(shard), start)
 
+    def stream(self, buffers: Iterable[Buffer], manifest: Manifest, shard: int) -> Iterator[dict[str, Any]]:
+        """Yield the samples of one shard; see `iter_tar`."""
+        return iter_tar(buffers, manifest.object_url(shard))
+
 
 class _Part(NamedTuple):
     """One member that is a field of a sample; offsets count from the source's first byte."""

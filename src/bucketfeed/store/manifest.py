@@ -113,6 +113,14 @@ class Manifest:
         return cls(path)
 
     @classmethod
+    def from_data(cls, data: bytes | memoryview, folder: str | os.PathLike[str]) -> Manifest:
+        """Return the manifest whose `data` these are, its file kept in `folder`."""
+        path = Path(folder) / f"{_digest(data)}.manifest"
+        if not path.exists():
+            _publish(path, [data])
+        return cls(path)
+
+    @classmethod
     def _write(cls, root: Url, objects: Iterable[Listed], folder: str | os.PathLike[str] | None) -> Manifest:
         keys, etags, sizes = _Texts(), _Texts(), array("Q")
         for found in objects:
@@ -141,11 +149,16 @@ class Manifest:
         _publish(path, parts)
         manifest = cls(path)
         if temporary is not None:
-            weakref.finalize(manifest, _clean_up, temporary, os.getpid())
+            weakref.finalize(manifest, clean_up, temporary, os.getpid())
         return manifest
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of its file."""
+        return self._map[:]
 
     def key(self, i: int) -> str:
         """Return the key of object `i` relative to `url`, exactly."""
@@ -215,7 +228,7 @@ class _Texts:
         return bytes(self.text[self.ends[i] : self.ends[i + 1]])
 
 
-def _digest(*parts: bytes | bytearray | array[int]) -> str:
+def _digest(*parts: bytes | bytearray | memoryview | array[int]) -> str:
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(part)
@@ -230,7 +243,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // 8) * 8
 
 
-def _publish(path: Path, parts: Iterable[bytes | bytearray | array[int]]) -> None:
+def _publish(path: Path, parts: Iterable[bytes | bytearray | memoryview | array[int]]) -> None:
     written = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,6 +261,7 @@ def _publish(path: Path, parts: Iterable[bytes | bytearray | array[int]]) -> Non
         raise
 
 
-def _clean_up(temporary: str, pid: int) -> None:
+def clean_up(temporary: str, pid: int) -> None:
+    """Remove a temporary folder, in the process `pid` that made it."""
     if os.getpid() == pid:  # a forked worker that ends must not take its parent's file along
         shutil.rmtree(temporary, ignore_errors=True)
