@@ -14,7 +14,7 @@ def mixed(tmp_path: Path) -> bf.MapDataset:
     for name, n in (("a", 40), ("b", 12)):
         path = tmp_path / f"{name}.txt"
         path.write_text("".join(f"{name}{'x' * (i % 7)}\n" for i in range(n)))
-        sources.append(bf.open_dataset(path, cache=None))
+        sources.append(bf.open_dataset(path, format="text", cache=None))
     return bf.mix(sources, weights=[1, 1], stop="all")
 
 

@@ -216,14 +216,16 @@ def test_where_nothing_may_be_put_training_goes_on_with_a_warning(
     class Refusing(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]
         protocol = "refusing"
 
-        def put_file(self, *args: object, **more: object) -> None:
-            raise PermissionError("read only")
+        def _open(self, path: str, mode: str = "rb", **more: object) -> object:
+            if "r" not in mode:
+                raise PermissionError("read only")
+            return super()._open(path, mode, **more)
 
     fsspec.register_implementation("refusing", Refusing, clobber=True)
     index, _ = build(fill(tmp_path / "d"), tmp_path / "kept", path="refusing://x.index")
     assert len(index) == 40
-    assert "refusing://x.index may not be written" in caplog.text
-    with pytest.raises(bf.errors.AccessError, match="may not be written"):
+    assert "refusing://x.index is not allowed: read only" in caplog.text
+    with pytest.raises(bf.errors.AccessError, match="is not allowed"):
         index.save("refusing://x.index")
 
 

@@ -47,8 +47,9 @@ def is_ours(name: str) -> bool:
 def with_index(manifest: Manifest, reader: RangeReader, folder: Path, path: str | os.PathLike[str] | None) -> Manifest:
     """Return the manifest of the shards alone, with their index put where `build_index` looks for it.
 
-    That is `path`, where that is a file here, or under its version in `folder`. Where there is no index beside the shards, or other data too, the
-    manifest is returned as it is. An index of other versions of the shards is found out by its name there.
+    That is `path`, where that is a file here, or under its version in `folder`. Where there is no index beside the
+    shards, or other data too, the manifest is returned as it is. An index of other versions of the shards is found out
+    by its name there.
     """
     at = _found(manifest, INDEX)
     if at is None:
