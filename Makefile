@@ -20,7 +20,7 @@ demo: $(STAMP)  ## train on real data in a mocked S3: cold, warm, killed and res
 	$(PY) entrypoints/launch.py demo
 
 test: $(STAMP)  ## run the whole test suite
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=2 --dist=loadfile
 
 lint: $(STAMP)  ## check style, types and layers
 	$(PY) -m ruff check

@@ -224,7 +224,7 @@ def test_where_nothing_may_be_put_training_goes_on_with_a_warning(
     fsspec.register_implementation("refusing", Refusing, clobber=True)
     index, _ = build(fill(tmp_path / "d"), tmp_path / "kept", path="refusing://x.index")
     assert len(index) == 40
-    assert "refusing://x.index is not allowed: read only" in caplog.text
+    assert "refusing://x.index is not allowed: PermissionError: read only" in caplog.text
     with pytest.raises(bf.errors.AccessError, match="is not allowed"):
         index.save("refusing://x.index")
 
