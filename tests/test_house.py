@@ -42,6 +42,7 @@ PUBLIC = [
     "Manifest",
     "MapDataset",
     "Order",
+    "Parquet",
     "Range",
     "RangeReader",
     "Stats",

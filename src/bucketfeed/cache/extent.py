@@ -78,6 +78,10 @@ class Extent:
         """Return the bytes of each span as `read` does."""
         return [self.read(start, stop) for start, stop in spans]
 
+    def contents(self) -> bytes:
+        """Return all that the file holds, also where it is not as long as the range. Raises `CacheError` as `read`."""
+        return self.read(self.range.start, self.range.start + os.fstat(self._fd).st_size - TRAILER_BYTES)
+
     @property
     def inode(self) -> int:
         """The number of the open file."""

@@ -13,7 +13,6 @@ from bucketfeed.data.dataset import MapDataset
 from bucketfeed.data.plan import BatchPlan
 from bucketfeed.data.random import sample_rng
 from bucketfeed.data.skip import Failure
-from bucketfeed.formats.rows import ArrayIndex
 from bucketfeed.store.ranges import Buffer
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -39,10 +38,13 @@ class Assembler:
 
     def __call__(self, plan: BatchPlan, buffers: list[Buffer]) -> Assembled:
         """Return the batch of `plan`; `buffers` are the bytes of its samples, in order."""
-        plain = self.collate is default_collate and self.dataset.decode is None
-        if plain and isinstance(self.dataset.index, ArrayIndex):
-            columns = as_tensors(self.dataset.build_batch(plan.samples, buffers))
-            return Assembled(pinned(columns) if self.pin_memory else columns, len(buffers))
+        plain = self.collate is default_collate
+        batches = self.dataset.index.batches
+        if isinstance(batches, str) or (batches and plain and self.dataset.decode is None):
+            whole = self.dataset.build_batch(plan.samples, buffers)
+            whole = as_tensors(whole) if batches in (True, "torch") else whole
+            whole = whole if plain else self.collate(whole)
+            return Assembled(pinned(whole) if self.pin_memory else whole, len(buffers))
         samples, failures = self.dataset.build(
             plan.samples.tolist(), buffers, lambda item: sample_rng(self.seed, plan.epoch, item)
         )

@@ -167,9 +167,8 @@ class MapDataset:
         self._samples_read += 1
         return sample if self.decode is None else views.decoded(self.decode, sample, self.index, item)
 
-    def build_batch(self, items: Ints, buffers: Sequence[Buffer]) -> dict[str, Any]:
-        """Return many samples of an `ArrayIndex`, made from their bytes at once: columns by field."""
-        assert isinstance(self.index, ArrayIndex)
+    def build_batch(self, items: Ints, buffers: Sequence[Buffer]) -> Any:
+        """Return many samples, made from their bytes at once, where the index `batches`: columns by field."""
         self._samples_read += len(items)
         self.reader.counter.add(bytes_read=sum(map(len, buffers)))
         return self.index.batch(items, buffers)
@@ -333,6 +332,11 @@ def open_dataset(
     reader: RangeReader = inner
     if isinstance(index, ArrayIndex) and index.decodes and kept is not None:
         reader = RowReader(inner, kept, index)
+    elif kept is not None and index.format == "parquet":
+        from bucketfeed.formats.parquet_reader import open_parquet
+
+        _tell_of_room(index, kept)
+        reader = open_parquet(inner, kept, index)
     elif kept is not None:
         if decodes:
             _tell_of_room(index, kept)

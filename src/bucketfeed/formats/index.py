@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,15 @@ class Index:
     def decodes(self) -> bool:
         """Whether ranges of some shards count bytes that must be decoded before."""
         return self._format.decodes(self.manifest)
+
+    @property
+    def batches(self) -> bool | str:
+        """Whether `batch` makes many samples at once; as text, in which format the user wants no other."""
+        return False
+
+    def batch(self, samples: Ints, buffers: Sequence[Buffer]) -> Any:
+        """Return many samples at once, made from their bytes, where `batches` is true."""
+        raise NotImplementedError
 
     def chunks(self, chunk_bytes: int) -> Chunks:
         """Return the chunks that samples form when each shard is cut every `chunk_bytes`."""

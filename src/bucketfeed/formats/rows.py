@@ -56,6 +56,11 @@ class ArrayIndex(Index):
         return self.shards.sources is not None
 
     @property
+    def batches(self) -> bool:
+        """True: rows are stacked at once."""
+        return True
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of rows that are made and kept together."""
         step = self.shards.step if self.shards.step * self.row_bytes <= _MOST_BLOCK_BYTES else 1

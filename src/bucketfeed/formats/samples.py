@@ -84,6 +84,15 @@ class AnyIndex(Protocol):
         """Return sample `i` made from its bytes."""
         ...
 
+    @property
+    def batches(self) -> bool | str:
+        """Whether `batch` makes many samples at once; as text, in which format the user wants no other."""
+        ...
+
+    def batch(self, samples: Ints, buffers: Sequence[Buffer]) -> Any:
+        """Return many samples at once, made from their bytes, where `batches` is true."""
+        ...
+
     def line(self, i: int, reader: RangeReader) -> int | None:
         """Return the line, from 1 on, that sample `i` begins in; None without lines."""
         ...

@@ -172,6 +172,15 @@ class ViewIndex:
         """Return sample `i` made from its bytes."""
         return self.base.sample(self._one(i), buffer)
 
+    @property
+    def batches(self) -> bool | str:
+        """The base's."""
+        return self.base.batches
+
+    def batch(self, samples: Ints, buffers: Sequence[Buffer]) -> Any:
+        """Return many samples at once, made from their bytes."""
+        return self.base.batch(self.numbers.at(samples), buffers)
+
     def line(self, i: int, reader: RangeReader) -> int | None:
         """Return the line that sample `i` begins in; None without lines."""
         return self.base.line(self._one(i), reader)
