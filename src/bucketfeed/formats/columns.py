@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.types as kind
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.types as kind  # type: ignore[import-untyped]
 
-_TIMES: dict[
-    Callable[[pa.DataType], bool], tuple[str, pa.DataType]
-] = {  # numpy's kind, and what the values are kept as
+# By kind of type: numpy's kind, and the whole numbers that values are kept as.
+_TIMES: dict[Callable[[pa.DataType], bool], tuple[str, pa.DataType]] = {
     kind.is_timestamp: ("M8", pa.int64()),
     kind.is_date64: ("M8", pa.int64()),
     kind.is_date32: ("M8", pa.int32()),
@@ -76,12 +76,11 @@ def python(array: pa.Array) -> list[Any]:
     if getattr(type, "unit", None) == "ns":  # finer than Python's own times
         return _nulled(list(_times(array)), array)
     if kind.is_string(type) or kind.is_binary(type) or kind.is_large_string(type) or kind.is_large_binary(type):
-        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-        return found
-    if _is_number(type) and not array.null_count:
+        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()  # several times quicker than to_pylist
+    elif _is_number(type) and not array.null_count:
         found = numbers(array).tolist()
-        return found
-    found = array.to_pylist()
+    else:
+        found = array.to_pylist()
     return found
 
 
@@ -157,8 +156,7 @@ def _nulled(values: list[Any], array: pa.Array) -> list[Any]:
 
 def _borders(array: pa.Array) -> list[tuple[int, int]]:
     """Return where each list or map begins and ends among all values."""
-    offsets = array.offsets.to_pylist()
-    return list(zip(offsets[:-1], offsets[1:], strict=True))
+    return list(itertools.pairwise(array.offsets.to_pylist()))
 
 
 def _steps(array: pa.Array) -> list[int]:

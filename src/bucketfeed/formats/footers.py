@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats.columns import plain_type
@@ -126,7 +126,7 @@ def leaves(footer: pq.FileMetaData, name: str) -> list[int]:
 def partition(key: str) -> dict[str, str | None]:
     """Return the columns that the folders of a key name, as in `year=2024/`."""
     pairs = [part.partition("=") for part in posixpath.dirname(key).split("/") if "=" in part]
-    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
+    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs if name}
 
 
 def find_groups(footers: Footers, format: Parquet) -> tuple[Groups, pa.Schema, tuple[str, ...]]:
@@ -161,7 +161,12 @@ def _shards(manifest: Manifest, format: Parquet) -> list[int]:
 
 
 def _decoded_bytes(column: Any) -> int:
-    width = 4 if column.physical_type == "BYTE_ARRAY" else _WIDTHS.get(column.physical_type, 8)
+    width = _WIDTHS.get(column.physical_type, 8)
+    if column.physical_type == "BYTE_ARRAY":
+        statistics = column.statistics if column.has_dictionary_page else None
+        ends = [statistics.min, statistics.max] if statistics is not None and statistics.has_min_max else []
+        texts = [end for end in ends if isinstance(end, str | bytes)]  # each may stand for many values
+        width = 4 + sum(map(len, texts)) // 2
     return max(int(column.total_uncompressed_size), int(column.num_values) * width)
 
 
@@ -282,8 +287,8 @@ def _partitions(manifest: Manifest, numbers: Sequence[int]) -> dict[int, dict[st
     for number, path in paths.items():
         if path.keys() != paths[numbers[0]].keys():
             raise FormatError(
-                f"the folders of {manifest.object_url(numbers[0])} name the columns {list(paths[numbers[0]])}, those of "
-                f"{manifest.object_url(number)} {list(path)}; open a narrower prefix"
+                f"the folders of {manifest.object_url(numbers[0])} name the columns {list(paths[numbers[0]])}, those "
+                f"of {manifest.object_url(number)} {list(path)}; open a narrower prefix"
             )
     for name in paths[numbers[0]] if numbers else ():
         if pa.types.is_integer(_type_of([path[name] for path in paths.values()])):

@@ -75,13 +75,10 @@ class Parquet(Format):
     def closed(self, manifest: Manifest, reader: RangeReader, cache: DiskCache | None) -> ParquetIndex:
         """Return the index, for which the footers are read and nothing else."""
         try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as e:
-            raise ConfigError(
-                f"{manifest.url} is Parquet, which needs pyarrow: pip install 'bucketfeed[parquet]'"
-            ) from e
-        from bucketfeed.formats.footers import Footers, find_groups
-        from bucketfeed.formats.parquet_index import ParquetIndex
+            from bucketfeed.formats.footers import Footers, find_groups
+            from bucketfeed.formats.parquet_index import ParquetIndex
+        except ModuleNotFoundError as e:
+            raise ConfigError(f"reading {manifest.url} needs pyarrow: pip install 'bucketfeed[parquet]'") from e
 
         kept = reader if cache is None or reader.is_local else CachedReader(reader, cache)
         return ParquetIndex(manifest, self, *find_groups(Footers(manifest, kept), self))

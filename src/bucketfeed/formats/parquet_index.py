@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 
 from bucketfeed.errors import ConfigError, FormatError
@@ -174,9 +174,10 @@ class ParquetIndex(Index):
                 values = columns.numpy(column)
             except columns.NoValueError as e:
                 raise FormatError(
-                    f"column {name!r} ({column.type}) has null in {self.key(int(samples[e.row]))}, for which an array "
-                    f"has no value: pass Parquet(fill={{{name!r}: ...}}), leave the column out, or take "
-                    "batch_format='arrow', which keeps it"
+                    f"column {name!r} ({column.type}) has null in sample {int(samples[e.row])}, "
+                    f"{self.manifest.url}{self.key(int(samples[e.row]))}, for which an array has no value: pass "
+                    f"Parquet(fill={{{name!r}: ...}}), leave the column out, or take batch_format='arrow', which "
+                    "keeps it"
                 ) from e
             found[name] = _as_objects(values) if self.batch_format == "numpy" else _as_counts(values)
         return found
@@ -237,7 +238,7 @@ class ParquetChunks(Chunks):
         firsts: list[int] = []
         open_shard, room, rows_left = -1, 0, 0
         for shard, start, rows, width in zip(
-            groups.shards.tolist(), index.first.tolist(), groups.rows.tolist(), groups.widths.tolist(), strict=False
+            groups.shards.tolist(), index.first[:-1].tolist(), groups.rows.tolist(), groups.widths.tolist(), strict=True
         ):
             if shard == open_shard and rows * width <= room and rows <= rows_left:
                 room, rows_left = room - rows * width, rows_left - rows

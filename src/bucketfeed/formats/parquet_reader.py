@@ -7,13 +7,13 @@ import fcntl
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from bucketfeed.cache.disk import DiskCache
 from bucketfeed.cache.extent import AnyExtent, MemoryExtent
@@ -29,10 +29,20 @@ from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
 _PIECE_BYTES = 4 << 20  # decoded, of one extent
-_DECODING_BYTES = 96 << 20  # of row groups that a process has under way at a time
+_DECODING_BYTES = 96 << 20  # that a process may hold of row groups under way
+_UNIT_BYTES = 48 << 20  # what one of them takes at most, however large it is
 _RECENT_BYTES = 32 << 20  # of decoded extents that are kept for reads of single rows
 _THREADS = 8
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.05
+
+
+class _Unit(NamedTuple):
+    """Row groups `start` to `stop` of the index, which are decoded together into the pieces `first` to `last`."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
 
 
 class ArrowExtent(MemoryExtent):
@@ -135,7 +145,7 @@ class ParquetReader(CachedReader):
             self.counter.add(cache_hits=1)
             return found
         pause = _FIRST_POLL_SECONDS
-        while (lock := _Lock.taken(lock_path(self.cache, f"{range.url} {self._groups(piece)[0]}"))) is None:
+        while (lock := _Lock.taken(lock_path(self.cache, f"{range.url} {self._unit(piece).start}"))) is None:
             time.sleep(pause)  # another decodes this group: each of its extents is there before all are
             pause = min(_LONGEST_POLL_SECONDS, 1.5 * pause)
             if (found := self._kept(range)) is not None:
@@ -147,28 +157,14 @@ class ParquetReader(CachedReader):
                 self.counter.add(cache_hits=1)
                 return found
             self.counter.add(cache_misses=1)
-            made = stack.enter_context(contextlib.closing(self._made(piece)))
+            unit = self._unit(piece)
+            made = stack.enter_context(contextlib.closing(self._made(unit)))
             for number, data in made:
                 if number == piece:
-                    self._go_on(made, stack.pop_all())
+                    if number < unit.last:
+                        _go_on(made, stack.pop_all())
                     return _read(data)
         raise FormatError(f"{range.url} holds fewer rows than its footer says; write it again, or remove it")
-
-    def _go_on(self, made: Iterator[tuple[int, pa.Buffer]], done: contextlib.ExitStack) -> None:
-        """Put the other extents of a row group into the cache too, while their reader goes on with the first."""
-
-        def finish() -> None:
-            with done, contextlib.suppress(BucketfeedError):  # whoever wants one of them meets the error itself
-                while threading.main_thread().is_alive() and next(made, None) is not None:
-                    pass
-
-        if self._rest(made):
-            threading.Thread(target=finish, name="bucketfeed-parquet").start()
-        else:
-            done.close()
-
-    def _rest(self, made: Iterator[tuple[int, pa.Buffer]]) -> bool:
-        return getattr(made, "gi_frame", None) is not None
 
     def _kept(self, range: Range) -> pa.RecordBatch | None:
         extent = self.cache.get(range, held=False, sized=False)
@@ -180,23 +176,23 @@ class ParquetReader(CachedReader):
         except CacheError:
             return None  # the disk fails or the file was cut: the store still has it
 
-    def _groups(self, piece: int) -> tuple[int, int]:
-        """Return the row groups, first to last, that the rows of a piece are decoded with."""
-        first, end = self._pieces.first[piece], self._pieces.first[piece + 1]
-        at = np.searchsorted(self._index.first, [first, end - 1], side="right") - 1
-        return int(at[0]), int(at[1]) + 1
+    def _unit(self, piece: int) -> _Unit:
+        """Return what the rows of a piece are decoded with."""
+        ends = self._pieces.first[piece : piece + 2] - [0, 1]
+        start, last = (np.searchsorted(self._index.first, ends, side="right") - 1).tolist()
+        pieces = self._pieces.of(np.array([self._index.first[start], self._index.first[last + 1] - 1])).tolist()
+        return _Unit(start, last + 1, *pieces)
 
-    def _made(self, piece: int) -> Iterator[tuple[int, pa.Buffer]]:
-        """Decode the row groups of a piece; put each of their extents into the cache and yield it with its number."""
-        index, (start, stop) = self._index, self._groups(piece)
-        pieces = self._pieces.of(np.array([index.first[start], index.first[stop] - 1])).tolist()
-        number = pieces[0]
-        room = int((index.groups.rows[start:stop] * index.groups.widths[start:stop]).sum())
-        with self._room.get().taken(min(room, _DECODING_BYTES)):
+    def _made(self, unit: _Unit) -> Generator[tuple[int, pa.Buffer]]:
+        """Decode row groups; put each of their extents into the cache and yield it with its number."""
+        groups = slice(unit.start, unit.stop)
+        decoded = int((self._index.groups.rows[groups] * self._index.groups.widths[groups]).sum())
+        with self._room.get().taken(min(decoded, _UNIT_BYTES)):
             waiting: list[pa.RecordBatch] = []
-            for batch in self._decoded(start, stop, int(self._pieces.counts[pieces[0]])):  # type: ignore[index]
+            number = unit.first
+            for batch in self._decoded(unit.start, unit.stop, self._rows(number)):
                 waiting.append(batch)
-                while number <= pieces[1] and sum(b.num_rows for b in waiting) >= (rows := self._rows(number)):
+                while number <= unit.last and sum(b.num_rows for b in waiting) >= (rows := self._rows(number)):
                     whole = _joined(waiting)
                     data = _written(whole.slice(0, rows))
                     waiting = [whole.slice(rows)] if whole.num_rows > rows else []
@@ -222,7 +218,7 @@ class ParquetReader(CachedReader):
         footer = self._footers.get(shard)
         which = [leaf for name in stored for leaf in leaves(footer, name)]
         spans = sorted(_span(footer.row_group(number).column(leaf)) for number in numbers for leaf in which)
-        with ColumnFile(lambda asked: self._fetched(shard, asked), spans, index.manifest.size(shard)) as file:
+        with ColumnFile(lambda asked: self._pages(shard, asked), spans, index.manifest.size(shard)) as file:
             try:
                 parquet = pq.ParquetFile(
                     file,
@@ -242,7 +238,7 @@ class ParquetReader(CachedReader):
                     "remove it"
                 ) from e
 
-    def _fetched(self, shard: int, spans: Sequence[tuple[int, int]]) -> list[Buffer]:
+    def _pages(self, shard: int, spans: Sequence[tuple[int, int]]) -> list[Buffer]:
         return self.inner.read([self._index.manifest.range(shard, start, stop) for start, stop in spans])
 
     def _whole(self, batch: pa.RecordBatch | None, rows: int, of_path: dict[str, str | None]) -> pa.RecordBatch:
@@ -263,6 +259,17 @@ class ParquetReader(CachedReader):
 
     def __reduce__(self) -> tuple[Callable[..., ParquetReader], tuple[Any, ...]]:
         return type(self), (self.inner, self.cache, self._index)
+
+
+def _go_on(made: Iterator[tuple[int, pa.Buffer]], done: contextlib.ExitStack) -> None:
+    """Make the other extents of a row group too, while the first that was asked for is in use already."""
+
+    def finish() -> None:
+        with done, contextlib.suppress(BucketfeedError):  # whoever wants one of them meets the error itself
+            while threading.main_thread().is_alive() and next(made, None) is not None:
+                pass
+
+    threading.Thread(target=finish, name="bucketfeed-parquet").start()
 
 
 def _span(column: Any) -> tuple[int, int]:
@@ -297,7 +304,7 @@ class _Lock:
     @classmethod
     def taken(cls, path: Any) -> _Lock | None:
         """Return the lock at `path`; None while another has it."""
-        file = open(path, "ab")
+        file = open(path, "ab")  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
