@@ -224,6 +224,7 @@ class ParquetReader(CachedReader):
                     file,
                     metadata=footer,
                     pre_buffer=False,
+                    page_checksum_verification=True,  # of pages that have one
                     buffer_size=0 if file.is_small else buffer_bytes(len(spans)),
                 )
                 for batch in parquet.iter_batches(rows, row_groups=numbers, columns=stored, use_threads=False):
