@@ -75,7 +75,8 @@ class Parquet(Format):
     def closed(self, manifest: Manifest, reader: RangeReader, cache: DiskCache | None) -> ParquetIndex:
         """Return the index, for which the footers are read and nothing else."""
         try:
-            from bucketfeed.formats.footers import Footers, find_groups
+            from bucketfeed.formats.footers import Footers
+            from bucketfeed.formats.groups import find_groups
             from bucketfeed.formats.parquet_index import ParquetIndex
         except ModuleNotFoundError as e:
             raise ConfigError(f"reading {manifest.url} needs pyarrow: pip install 'bucketfeed[parquet]'") from e

@@ -11,8 +11,8 @@ import xxhash
 
 from bucketfeed.errors import ConfigError, FormatError
 from bucketfeed.formats import columns
-from bucketfeed.formats.footers import Groups
 from bucketfeed.formats.format import Ints
+from bucketfeed.formats.groups import Groups
 from bucketfeed.formats.index import Chunks, Index
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range

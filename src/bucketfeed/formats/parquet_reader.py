@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -21,17 +19,17 @@ from bucketfeed.cache.reader import CachedReader
 from bucketfeed.errors import BucketfeedError, CacheError, FormatError
 from bucketfeed.formats.column_file import ColumnFile, buffer_bytes
 from bucketfeed.formats.decoded import lock_path
-from bucketfeed.formats.footers import Footers, leaves, partition
+from bucketfeed.formats.decoding import NodeLock, Recent, Room
+from bucketfeed.formats.footers import Footers, leaves
 from bucketfeed.formats.format import Ints
+from bucketfeed.formats.groups import partition
 from bucketfeed.formats.index import Index
 from bucketfeed.formats.parquet_index import ParquetIndex, Picked
 from bucketfeed.store.process import PerProcess
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 
 _PIECE_BYTES = 4 << 20  # decoded, of one extent
-_DECODING_BYTES = 96 << 20  # that a process may hold of row groups under way
-_UNIT_BYTES = 48 << 20  # what one of them takes at most, however large it is
-_RECENT_BYTES = 32 << 20  # of decoded extents that are kept for reads of single rows
+_UNIT_BYTES = 48 << 20  # that decoding row groups takes at most, however large they are
 _THREADS = 8
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.05
 
@@ -92,8 +90,8 @@ class ParquetReader(CachedReader):
         self._index = index
         self._pieces = index.chunks(_PIECE_BYTES)
         self._footers = Footers(index.manifest, inner if inner.is_local else CachedReader(inner, cache))
-        self._recent: PerProcess[_Recent] = PerProcess(_Recent)
-        self._room: PerProcess[_Room] = PerProcess(_Room)
+        self._recent: PerProcess[Recent] = PerProcess(Recent)
+        self._room: PerProcess[Room] = PerProcess(Room)
 
     def read(self, ranges: Sequence[Range], within: Sequence[Range | None] | None = None) -> list[Buffer]:
         """Return the sample at each range."""
@@ -145,7 +143,7 @@ class ParquetReader(CachedReader):
             self.counter.add(cache_hits=1)
             return found
         pause = _FIRST_POLL_SECONDS
-        while (lock := _Lock.taken(lock_path(self.cache, f"{range.url} {self._unit(piece).start}"))) is None:
+        while (lock := NodeLock.taken(lock_path(self.cache, f"{range.url} {self._unit(piece).start}"))) is None:
             time.sleep(pause)  # another decodes this group: each of its extents is there before all are
             pause = min(_LONGEST_POLL_SECONDS, 1.5 * pause)
             if (found := self._kept(range)) is not None:
@@ -294,74 +292,6 @@ def _written(batch: pa.RecordBatch) -> pa.Buffer:
 
 def _read(data: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_stream(data).read_next_batch()
-
-
-class _Lock:
-    """An exclusive lock of the node that may be released by another thread than took it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    @classmethod
-    def taken(cls, path: Any) -> _Lock | None:
-        """Return the lock at `path`; None while another has it."""
-        file = open(path, "ab")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return cls(file)
-
-    def release(self) -> None:
-        """Give it up."""
-        with self._file:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # which closing would not do where a fork has happened meanwhile
-
-
-class _Recent:
-    """The extents that single rows were last read from, within a bound of bytes."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[int, pa.RecordBatch] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def get(self, piece: int, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-        """Return the rows of a piece, made where it is not held."""
-        with self._lock:
-            if (found := self._held.get(piece)) is not None:
-                self._held.move_to_end(piece)
-                return found
-        found = make()
-        with self._lock:
-            if piece not in self._held:
-                self._held[piece] = found
-                self._bytes += found.nbytes
-            while self._bytes > _RECENT_BYTES and self._held:
-                self._bytes -= self._held.popitem(last=False)[1].nbytes
-        return found
-
-
-class _Room:
-    """How many bytes may be decoded at a time in this process."""
-
-    def __init__(self) -> None:
-        self._left = _DECODING_BYTES
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, amount: int) -> Iterator[None]:
-        """Wait until there is room for `amount` bytes, and take it for the `with` block."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._left >= amount)
-            self._left -= amount
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._left += amount
-                self._changed.notify_all()
 
 
 def open_parquet(inner: RangeReader, cache: DiskCache, index: Index) -> ParquetReader:
