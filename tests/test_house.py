@@ -43,6 +43,7 @@ PUBLIC = [
     "Manifest",
     "MapDataset",
     "Order",
+    "Parquet",
     "Range",
     "RangeReader",
     "Stats",

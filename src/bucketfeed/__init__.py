@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bucketfeed.formats.index import build_index as build_index
     from bucketfeed.formats.lines import Jsonl as Jsonl
     from bucketfeed.formats.lines import Text as Text
+    from bucketfeed.formats.parquet import Parquet as Parquet
     from bucketfeed.sampling.cursor import Cursor as Cursor
     from bucketfeed.sampling.division import Division as Division
     from bucketfeed.sampling.order import Order as Order
@@ -64,6 +65,7 @@ _HOME = {
     "Manifest": "store.manifest",
     "MapDataset": "data.dataset",
     "Order": "sampling.order",
+    "Parquet": "formats.parquet",
     "Range": "store.ranges",
     "RangeReader": "store.ranges",
     "Stats": "data.stats",

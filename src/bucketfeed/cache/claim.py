@@ -31,9 +31,9 @@ class Claim:
         self._warn = warn
         self._fd = fd
 
-    def publish(self, data: Buffer) -> AnyExtent:
+    def publish(self, data: Buffer, *, sized: bool = True) -> AnyExtent:
         """Make `data` the extent for all processes and return it, held; in memory where it can't be kept."""
-        if len(data) != self.range.length:
+        if sized and len(data) != self.range.length:
             raise CacheError(f"{self.range} takes {self.range.length} bytes, not {len(data)}; the reader gave too many")
         if self._fd < 0:
             return MemoryExtent(self.range, data)

@@ -84,22 +84,26 @@ class DiskCache:
         """Where manifests and indexes are kept; counted into the limit, never evicted."""
         return self.folder / "indexes"
 
-    def get(self, range: Range, *, held: bool = True) -> Extent | None:
+    def get(self, range: Range, *, held: bool = True, sized: bool = True) -> Extent | None:
         """Return the extent of exactly this range, or None where it is not here whole and undamaged.
 
-        `held` keeps it from eviction until it is closed; without, only what is read of it stays.
+        `held` keeps it from eviction until it is closed; without, only what is read of it stays. Without `sized` it may
+        hold more or fewer bytes than the range is long: what was made of them.
         """
         if range.etag is None:
             return None
-        return self._open(range, self._path(range), held)
+        return self._open(range, self._path(range), held, sized)
 
-    def put(self, range: Range, data: Buffer) -> bool:
-        """Keep `data` as the bytes of `range`; False where it is not kept (no version, no room, another writes it)."""
+    def put(self, range: Range, data: Buffer, *, sized: bool = True) -> bool:
+        """Keep `data` as the bytes of `range`; False where it is not kept (no version, no room, another writes it).
+
+        Without `sized` it is what was made of them, of any length.
+        """
         claim = self._claim(range)
         if claim is None:
             return False
         try:
-            with claim.publish(data) as extent:
+            with claim.publish(data, sized=sized) as extent:
                 return isinstance(extent, Extent)
         finally:
             claim.abandon()
@@ -232,7 +236,7 @@ class DiskCache:
         name = xxhash.xxh3_128_hexdigest(f"{url}\0{etag}\0{start}-{stop}".encode("utf-8", "surrogateescape"))
         return f"{self.folder}/extents/{name[0]}/{name}"
 
-    def _open(self, range: Range, path: str, held: bool) -> Extent | None:
+    def _open(self, range: Range, path: str, held: bool, sized: bool) -> Extent | None:
         try:
             extent = Extent(range, fd := os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
         except OSError:
@@ -243,9 +247,10 @@ class DiskCache:
             status = os.fstat(fd)
             if not status.st_nlink:  # evicted before it was held
                 raise _Unusable
-            whole = status.st_size == range.length + TRAILER_BYTES
+            length = range.length if sized else max(0, status.st_size - TRAILER_BYTES)
+            whole = status.st_size == length + TRAILER_BYTES
             known = self._is_known(path, status)
-            if not whole or (not known and not intact(fd, range.length)):
+            if not whole or (not known and not intact(fd, length)):
                 _log.info("the cache file %s of %s is damaged; fetching it again", path, range)
                 self._verified.pop(path, None)
                 os.unlink(path)

@@ -96,6 +96,10 @@ class Extent:
             f"{self.range} can't be read from its cache file {self.path}: {error}; check the disk, remove the file"
         )
 
+    def contents(self) -> bytes:
+        """Return all that the file holds, also where it is not as long as the range. Raises `CacheError` as `read`."""
+        return self.read(self.range.start, self.range.start + os.fstat(self._fd).st_size - TRAILER_BYTES)
+
     @property
     def inode(self) -> int:
         """The number of the open file."""

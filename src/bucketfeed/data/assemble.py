@@ -38,10 +38,13 @@ class Assembler:
 
     def __call__(self, plan: BatchPlan, bodies: BatchBytes) -> Assembled:
         """Return the batch of `plan`, whose samples have these bytes."""
-        plain = self.collate is default_collate and self.dataset.decode is None
-        if plain and self.dataset.index.stacks:
-            columns = as_tensors(self.dataset.build_batch(plan.samples, bodies.joined()))
-            return Assembled(pinned(columns) if self.pin_memory else columns, len(plan.samples))
+        plain = self.collate is default_collate
+        batches = self.dataset.index.batches
+        if isinstance(batches, str) or (batches and plain and self.dataset.decode is None):
+            whole = self.dataset.build_batch(plan.samples, bodies)
+            whole = as_tensors(whole) if batches in (True, "torch") else whole
+            whole = whole if plain else self.collate(whole)
+            return Assembled(pinned(whole) if self.pin_memory else whole, len(plan.samples))
         buffers = bodies.each()
         with sample_rngs(self.seed, plan.epoch) as begin:
             samples, failures = self.dataset.build(plan.samples.tolist(), buffers, begin)

@@ -33,7 +33,7 @@ from bucketfeed.formats.grid import RowReader
 from bucketfeed.formats.index import Index, build_index
 from bucketfeed.formats.registry import format_of
 from bucketfeed.formats.rows import ArrayIndex
-from bucketfeed.formats.samples import AnyChunks, AnyIndex
+from bucketfeed.formats.samples import AnyChunks, AnyIndex, Bodies
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, RangeReader
 from bucketfeed.store.readers import open_reader
@@ -173,11 +173,11 @@ class MapDataset:
         self._samples_read += 1
         return sample if self.decode is None else views.decoded(self.decode, sample, self.index, item)
 
-    def build_batch(self, items: Ints, joined: memoryview) -> dict[str, Any]:
-        """Return many samples of an index that `stacks`, made from their bytes at once: columns by field."""
+    def build_batch(self, items: Ints, bodies: Bodies) -> Any:
+        """Return many samples, made from their bytes at once, where the index `batches`: columns by field."""
         self._samples_read += len(items)
-        self.reader.counter.add(bytes_read=len(joined))
-        return self.index.batch(items, joined)
+        self.reader.counter.add(bytes_read=bodies.length)
+        return self.index.batch(items, bodies)
 
     def stats(self) -> Stats:
         """Return what this process has read through this data set."""
@@ -344,6 +344,11 @@ def open_dataset(
     reader: RangeReader = inner
     if isinstance(index, ArrayIndex) and index.decodes and kept is not None:
         reader = RowReader(inner, kept, index)
+    elif kept is not None and index.format == "parquet":
+        from bucketfeed.formats.parquet_reader import open_parquet
+
+        _tell_of_room(index, kept)
+        reader = open_parquet(inner, kept, index)
     elif kept is not None:
         if decodes:
             _tell_of_room(index, kept)

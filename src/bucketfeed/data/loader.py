@@ -88,6 +88,11 @@ class Loader:
             raise ConfigError(f"topology must be a bucketfeed.Topology(rank, world_size) or None, not {topology!r}")
         if collate is not None and not callable(collate):
             raise ConfigError(f"collate must be a function of a list of samples, or None, not {collate!r}")
+        if isinstance(dataset.index.batches, str) and dataset.decode is not None:
+            raise ConfigError(
+                f"batch_format={dataset.index.batches!r} gives whole batches, but decode= (or map) is called on single "
+                "samples: leave one of the two out, or pass collate=, which gets the batch"
+            )
         chunk = CHUNK_BYTES if chunk_bytes is None else parse_size(chunk_bytes, "chunk_bytes")
         ahead = READ_AHEAD_BYTES if read_ahead_bytes is None else parse_size(read_ahead_bytes, "read_ahead_bytes")
         num_workers = whole("num_workers", num_workers, 0)

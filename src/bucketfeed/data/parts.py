@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bucketfeed.data.routed import PartRange, PartsReader
 from bucketfeed.data.views import decoded
-from bucketfeed.formats.samples import AnyChunks, AnyIndex, Ints
+from bucketfeed.formats.samples import AnyChunks, AnyIndex, Bodies, Ints
 from bucketfeed.sampling.mix import Mix
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
@@ -139,7 +139,7 @@ class DecodedIndex:
         return sample if self.decode is None else decoded(self.decode, sample, self.base, i)
 
     @property
-    def stacks(self) -> bool:
+    def batches(self) -> bool:
         """False: `decode` takes one sample."""
         return False
 
@@ -204,11 +204,11 @@ class PartsIndex:
         return self.parts[part].sample(i, buffer)
 
     @property
-    def stacks(self) -> bool:
+    def batches(self) -> bool:
         """False: parts may differ."""
         return False
 
-    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
+    def batch(self, samples: Ints, bodies: Bodies) -> Any:
         """Not to be called."""
         raise NotImplementedError
 

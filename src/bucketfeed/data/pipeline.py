@@ -111,6 +111,11 @@ class BatchBytes:
     def __init__(self, job: _Job) -> None:
         self._job = job
 
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+        return sum(self._job.lengths)
+
     def each(self) -> list[Buffer]:
         """Return the bytes of each sample."""
         job = self._job
@@ -327,7 +332,7 @@ class Pipeline:
     def _open(self, chunk: _Chunk) -> None:
         try:
             extent = open_extent(self._reader, chunk.range)
-            if chunk.small:
+            if chunk.small and not isinstance(extent, MemoryExtent):
                 with extent:
                     extent = MemoryExtent(chunk.range, extent.read(*chunk.range[1:3]))
             chunk.extent, error = extent, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,12 +116,16 @@ class DecodedReader(CachedReader):
         return type(self), (self.inner, self.cache, self._chunks)
 
 
+def lock_path(cache: DiskCache, name: str) -> Path:
+    """Return the file whose lock whoever decodes `name` into `cache` must have."""
+    number = xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) % _LOCKS
+    return cache.index_folder / f"{number:03}.lock"
+
+
 @contextlib.contextmanager
 def alone(cache: DiskCache, url: str) -> Iterator[None]:
     """For the `with` block, no other thread or process of the node decodes the shard at `url` into `cache`."""
-    number = xxhash.xxh3_64_intdigest(url.encode("utf-8", "surrogateescape")) % _LOCKS
-    path = cache.index_folder / f"{number:03}.lock"
-    with open(path, "ab") as file:
+    with open(lock_path(cache, url), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

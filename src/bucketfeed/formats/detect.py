@@ -9,13 +9,17 @@ from bucketfeed.errors import FormatError
 from bucketfeed.formats.arrays import Arrays, is_zarr
 from bucketfeed.formats.delimited import Csv, Tsv
 from bucketfeed.formats.lines import Jsonl
+from bucketfeed.formats.parquet import Parquet
 from bucketfeed.store.manifest import Manifest
 
 # What people put beside shards, and training never reads.
 _SIDECARS = frozenset((".json", ".txt", ".md", ".idx", ".index", ".yaml", ".yml", ".log", ".sha256", ".md5"))
-_MARKS = frozenset(("_SUCCESS", "LICENSE", "README", "MANIFEST", "SHA256SUMS", "MD5SUMS"))
+_MARKS = frozenset(
+    ("_SUCCESS", "_metadata", "_common_metadata", "LICENSE", "README", "MANIFEST", "SHA256SUMS", "MD5SUMS")
+)
 _NAMES = 65_536  # looked at, evenly spaced where there are more: a fraction of a second
-_TABLES = {format.name: format.suffixes for format in (Jsonl(), Csv(), Tsv(), Arrays())}  # text lies beside anything
+# Text lies beside anything.
+_TABLES = {format.name: format.suffixes for format in (Jsonl(), Csv(), Tsv(), Parquet(), Arrays())}
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 

@@ -39,6 +39,7 @@ from bucketfeed.formats.index_files import (
 from bucketfeed.formats.index_urls import Place
 from bucketfeed.formats.journal import Journal
 from bucketfeed.formats.registry import format_of
+from bucketfeed.formats.samples import Bodies
 from bucketfeed.store.manifest import Manifest, clean_up
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
 from bucketfeed.store.readers import open_reader
@@ -185,15 +186,6 @@ class Index:
         shard, start, _ = self._one(i)
         return self._format.sample(buffer, self.manifest, shard, start)
 
-    @property
-    def stacks(self) -> bool:
-        """Whether `batch` makes many samples at once."""
-        return False
-
-    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
-        """Return many samples made from their bytes, one behind the other: each field stacked to (batch, ...)."""
-        raise NotImplementedError
-
     def line(self, i: int, reader: RangeReader) -> int | None:
         """Return the line, from 1 on, that sample `i` begins in; reads its shard up to there. None without lines."""
         shard, start, _ = self._one(i)
@@ -207,6 +199,15 @@ class Index:
     def decodes(self) -> bool:
         """Whether ranges of some shards count bytes that must be decoded before."""
         return self._format.decodes(self.manifest)
+
+    @property
+    def batches(self) -> bool | str:
+        """Whether `batch` makes many samples at once; as text, in which format the user wants no other."""
+        return False
+
+    def batch(self, samples: Ints, bodies: Bodies) -> Any:
+        """Return many samples at once, made from their bytes, where `batches` is true."""
+        raise NotImplementedError
 
     def chunks(self, chunk_bytes: int) -> Chunks:
         """Return the chunks that samples form when each shard is cut every `chunk_bytes`."""

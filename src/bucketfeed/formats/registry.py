@@ -7,11 +7,12 @@ from bucketfeed.formats.arrays import Arrays
 from bucketfeed.formats.delimited import Csv, Tsv
 from bucketfeed.formats.format import Format
 from bucketfeed.formats.lines import Jsonl, Text
+from bucketfeed.formats.parquet import Parquet
 from bucketfeed.formats.raw import Raw
 from bucketfeed.formats.tar import Tar
 
 _FORMATS: dict[str, Format] = {
-    format.name: format for format in (Raw(), Tar(), Jsonl(), Text(), Csv(), Tsv(), Arrays())
+    format.name: format for format in (Raw(), Tar(), Jsonl(), Text(), Csv(), Tsv(), Arrays(), Parquet())
 }
 
 

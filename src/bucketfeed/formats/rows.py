@@ -14,6 +14,7 @@ from bucketfeed.errors import ConfigError
 from bucketfeed.formats.format import Ints
 from bucketfeed.formats.index import Chunks, Index
 from bucketfeed.formats.layout import Layout, Shards
+from bucketfeed.formats.samples import Bodies
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range
 
@@ -47,14 +48,14 @@ class ArrayIndex(Index):
         self._tag = xxhash.xxh3_64_hexdigest(repr((layout.fields, format.numbering)).encode())
 
     @property
-    def stacks(self) -> bool:
-        """Whether `batch` makes many samples at once: always."""
-        return True
-
-    @property
     def decodes(self) -> bool:
         """Whether ranges count bytes of rows that must be made before."""
         return self.shards.sources is not None
+
+    @property
+    def batches(self) -> bool:
+        """True: rows are stacked at once."""
+        return True
 
     @property
     def block_bytes(self) -> int:
@@ -94,13 +95,14 @@ class ArrayIndex(Index):
 
     def sample(self, i: int, buffer: Buffer) -> dict[str, Any]:
         """Return sample `i` made from its bytes: `"__key__"`, and a native array or value a field."""
-        return {name: _first(value) for name, value in self.batch(np.array([i]), bytearray(buffer)).items()}
+        return {name: _first(value) for name, value in self._stacked(np.array([i]), bytearray(buffer)).items()}
 
-    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
-        """Return many samples, made from their bytes one behind the other: each field stacked to (batch, ...).
+    def batch(self, samples: Ints, bodies: Bodies) -> dict[str, Any]:
+        """Return many samples at once: each field stacked to (batch, ...), as a list what is no array."""
+        return self._stacked(samples, bodies.joined())
 
-        Arrays use the memory of `joined` where they can; what is no array is a list.
-        """
+    def _stacked(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
+        """Return samples made from their bytes, whose memory arrays use where they can."""
         rows = np.frombuffer(joined, self.layout.record)
         if self._windowed:
             rows = rows.reshape(len(samples), self.rows_per_sample)

@@ -37,6 +37,23 @@ class AnyChunks(Protocol):
         ...
 
 
+class Bodies(Protocol):
+    """The bytes of a batch's samples."""
+
+    @property
+    def length(self) -> int:
+        """How many there are."""
+        ...
+
+    def each(self) -> list[Buffer]:
+        """Return the bytes of each sample."""
+        ...
+
+    def joined(self) -> memoryview:
+        """Return the bytes of all samples, one behind the other, in writable memory of their own."""
+        ...
+
+
 class AnyIndex(Protocol):
     """Samples by number: where each is, and what it is once its bytes are there. Pickles small."""
 
@@ -85,12 +102,12 @@ class AnyIndex(Protocol):
         ...
 
     @property
-    def stacks(self) -> bool:
-        """Whether `batch` makes many samples at once."""
+    def batches(self) -> bool | str:
+        """Whether `batch` makes many samples at once; as text, in which format the user wants no other."""
         ...
 
-    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
-        """Return many samples made from their bytes, one behind the other: each field stacked to (batch, ...)."""
+    def batch(self, samples: Ints, bodies: Bodies) -> Any:
+        """Return many samples at once, made from their bytes, where `batches` is true."""
         ...
 
     def line(self, i: int, reader: RangeReader) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bucketfeed.formats.samples import AnyChunks, AnyIndex, Ints
+from bucketfeed.formats.samples import AnyChunks, AnyIndex, Bodies, Ints
 from bucketfeed.formats.shared import SharedArray
 from bucketfeed.store.manifest import Manifest
 from bucketfeed.store.ranges import Buffer, Range, RangeReader
@@ -131,13 +131,13 @@ class ViewIndex:
         return self.base.sample(self._one(i), buffer)
 
     @property
-    def stacks(self) -> bool:
-        """Whether `batch` makes many samples at once: where the base does."""
-        return self.base.stacks
+    def batches(self) -> bool | str:
+        """The base's."""
+        return self.base.batches
 
-    def batch(self, samples: Ints, joined: bytearray | memoryview) -> dict[str, Any]:
-        """Return many samples made from their bytes; see `AnyIndex.batch`."""
-        return self.base.batch(self.numbers.at(samples), joined)
+    def batch(self, samples: Ints, bodies: Bodies) -> Any:
+        """Return many samples at once, made from their bytes."""
+        return self.base.batch(self.numbers.at(samples), bodies)
 
     def line(self, i: int, reader: RangeReader) -> int | None:
         """Return the line that sample `i` begins in; None without lines."""

@@ -74,6 +74,8 @@ def as_tensors(columns: Any) -> Any:
     """Return columns that are stacked already, as `default_collate` gives them: arrays become tensors."""
     if isinstance(columns, dict):
         return {name: as_tensors(column) for name, column in columns.items()}
+    if isinstance(columns, list) and any(isinstance(value, np.ndarray) for value in columns):
+        return [as_tensors(value) for value in columns]
     if not isinstance(columns, np.ndarray):
         return columns
     tensor = from_array(columns)
