@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gate import gate
 from packed import contents, opened, photos
 
 from bucketfeed.cli.main import main
@@ -82,26 +83,32 @@ def test_help_says_what_a_rerun_does() -> None:
 def test_a_command_that_is_stopped_or_killed_goes_on_when_it_is_given_again(
     how: signal.Signals, moto_bucket: MotoBucket, tmp_path: Path
 ) -> None:
-    source = photos(tmp_path / "in", count=120, size=600)
-    url = f"{moto_bucket.url}out/"
-    command = [*COMMAND, str(source), url, "--max-shard-bytes", "5kB", "--dst-options"]
-    command.append(json.dumps(moto_bucket.storage_options))
-    writer = Writer(url, moto_bucket.storage_options)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not any(name.endswith(".tar") for name in writer.listed()):
-        pass
-    os.kill(process.pid, how)
-    stderr = process.communicate(timeout=60)[1]
-    assert process.returncode == (75 if how is signal.SIGINT else -signal.SIGKILL), stderr
-    if how is signal.SIGINT:
-        assert stderr.splitlines()[-1] == "bucketfeed pack: stopped; the same command goes on from here"
-    some = sum(name.endswith(".tar") for name in writer.listed())
-    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    source = photos(tmp_path / "in", count=60, size=600)
+    url, options = f"{moto_bucket.url}out/", moto_bucket.storage_options
+    writer = Writer(url, options)
+
+    def command(endpoint_url: str) -> list[str]:
+        told = ["--max-shard-bytes", "5kB", "--dst-options", json.dumps(options | {"endpoint_url": endpoint_url})]
+        return [*COMMAND, str(source), url, *told]
+
+    with gate(options["endpoint_url"], "shard-000009.tar") as held:
+        process = subprocess.Popen(command(held.endpoint_url), stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        assert held.reached.wait(60)
+        os.kill(process.pid, how)
+        if how is signal.SIGINT:
+            assert process.stderr.readline().startswith("bucketfeed pack: stopping")
+            held.opened.set()
+        stderr = process.communicate(timeout=60)[1]
+        assert process.returncode == (75 if how is signal.SIGINT else -signal.SIGKILL), stderr
+        if how is signal.SIGINT:
+            assert stderr == "bucketfeed pack: stopped; the same command goes on from here\n"
+        assert any(name.endswith(".tar") for name in writer.listed())
+    again = subprocess.run(command(options["endpoint_url"]), capture_output=True, text=True, timeout=100)
     assert again.returncode == 0, again.stderr
     main(["pack", str(source), str(tmp_path / "whole"), "--max-shard-bytes", "5kB"])
     whole = contents(tmp_path / "whole")
-    assert 0 < some < len(whole)
     there = {name: found.size for name, found in writer.listed().items() if name.endswith(".tar")}
     assert there == {name: len(data) for name, data in whole.items()}
     reader = opened(url, storage_options=moto_bucket.storage_options, cache=None)
-    assert reader.__getitems__(range(120)) == list(opened(tmp_path / "whole"))
+    assert reader.__getitems__(range(60)) == list(opened(tmp_path / "whole"))
