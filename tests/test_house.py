@@ -28,6 +28,10 @@ HEAVY = {
     "pyarrow",
     "moto",
     "cloudpickle",
+    "dask",
+    "h5py",
+    "zarr",
+    "zstandard",
 }
 
 PUBLIC = [

@@ -308,8 +308,6 @@ def open_dataset(
     if on_error not in ("raise", "skip"):
         raise ConfigError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     max_errors = whole("max_errors", max_errors, 0)
-    if cache not in ("auto", None) and not isinstance(cache, DiskCache):
-        raise ConfigError(f"cache must be a bucketfeed.DiskCache, 'auto' or None, not {cache!r}")
     inner = open_reader(url, storage_options)
     kept, folder = _kept(cache)
     if isinstance(index, Index):
@@ -372,6 +370,8 @@ def _tell_of_room(index: Index, cache: DiskCache) -> None:
 
 def _kept(cache: DiskCache | Literal["auto"] | None) -> tuple[DiskCache | None, Path]:
     """Return the cache that is meant, and the folder for manifest and index."""
+    if cache not in ("auto", None) and not isinstance(cache, DiskCache):
+        raise ConfigError(f"cache must be a bucketfeed.DiskCache, 'auto' or None, not {cache!r}")
     if cache == "auto":
         try:
             cache = DiskCache()
