@@ -223,7 +223,7 @@ class TestColumns:
         assert (batch["us"].dtype, batch["day"].dtype) == (np.dtype("M8[us]"), np.dtype("M8[D]"))
 
     def test_fill_must_fit_them(self, folder: Path) -> None:
-        with pytest.raises(ConfigError, match="fill=.*'id': 'a'.* does not fit int64"):
+        with pytest.raises(ConfigError, match=r"fill=.*'id': 'a'.* does not fit int64"):
             opened(folder, fill={"id": "a"})
         with pytest.raises(ConfigError, match="fill names 'y'"):
             opened(folder, fill={"y": 1})
