@@ -149,7 +149,7 @@ class TestFetching:
             assert [blob[:8] for blob in batch["blob"]] == [sums[i] for i in batch["id"].tolist()]
         size = (folder / "a.parquet").stat().st_size
         assert size <= dataset.stats().bytes_fetched <= size + 70_000
-        assert max(sum(range.length for range in call) for call in reader.calls) <= 17 << 20
+        assert max(sum(range.length for range in call) for call in reader.calls) <= 9 << 20
 
     @settings(max_examples=60, deadline=None)
     @given(st.data())

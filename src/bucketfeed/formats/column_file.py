@@ -12,7 +12,7 @@ from typing import Any
 from bucketfeed.errors import BucketfeedError
 from bucketfeed.store.ranges import Buffer
 
-ROUND_BYTES = 16 << 20  # fetched at a time; as much is read from meanwhile
+ROUND_BYTES = 8 << 20  # fetched at a time; as much is read from meanwhile
 _LEAST_PART = 64 << 10
 _LEAST_BUFFER, _MOST_BUFFER = 16 << 10, 1 << 20
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-_RECENT_BYTES = 32 << 20  # of decoded extents that are kept for reads of single rows
+_RECENT_BYTES = 16 << 20  # of decoded extents that are kept for reads of single rows
 _DECODING_BYTES = 96 << 20  # that a process may hold of row groups under way
 
 

@@ -108,17 +108,18 @@ class ParquetReader(CachedReader):
         def fill(piece: int) -> None:
             batch = recent.get(piece, lambda: self._batch(piece))
             places = np.flatnonzero(of == piece).tolist()
-            picked = Picked(batch, samples[places] - int(self._pieces.first[piece]))
+            wanted = pa.array(samples[places] - int(self._pieces.first[piece]))
+            picked = Picked(batch.take(wanted), np.arange(len(places)))  # so that the rest of it need not stay
             for place, row in zip(places, picked.rows([ranges[place].length for place in places]), strict=True):
                 rows[place] = row
 
-        wanted = np.unique(of).tolist()
-        if len(wanted) <= 1:
-            for piece in wanted:
+        pieces = np.unique(of).tolist()
+        if len(pieces) <= 1:
+            for piece in pieces:
                 fill(piece)
             return rows
-        with ThreadPoolExecutor(min(_THREADS, len(wanted)), thread_name_prefix="bucketfeed-parquet") as pool:
-            list(pool.map(fill, wanted))
+        with ThreadPoolExecutor(min(_THREADS, len(pieces)), thread_name_prefix="bucketfeed-parquet") as pool:
+            list(pool.map(fill, pieces))
         return rows
 
     def peek(self, ranges: Sequence[Range], within: Sequence[Range]) -> list[Buffer]:
