@@ -47,6 +47,9 @@ class ArrayIndex(Index):
         # Names the rows, so that none are taken for those of other fields of the same objects.
         self._tag = xxhash.xxh3_64_hexdigest(repr((layout.fields, format.numbering)).encode())
 
+    def name(self, i: int) -> None:
+        """Return None: objects hold several samples."""
+
     @property
     def decodes(self) -> bool:
         """Whether ranges count bytes of rows that must be made before."""
